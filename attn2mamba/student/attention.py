@@ -1,0 +1,132 @@
+"""The seam: every transformers attention calls a registered function with q, k, v; ours asks the layer's mixer.
+
+A converted attention module keeps its class's own code (fused qkv, biases, norms, rotary, output projection): its
+class becomes a subclass of itself with `MixerAttention` in front, and it gains a `mixer`. Parameter names stay the
+teacher's. The module hands the mixer what the attention function does not receive.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .cache import StateLayer
+from .mixers import Mixer, TokenInfo
+
+MASKLESS = "attn2mamba"
+"""Attention implementation of a model without softmax attention: no T x T mask is ever built."""
+MASKED = "attn2mamba_masked"
+"""The same where some layer attends by softmax (kept layers, transfer) and needs the family's masks."""
+
+CACHE_ARGUMENTS = ("cache", "past_key_values", "layer_past")
+
+
+class MixerAttention(nn.Module):
+    """Put before a family's attention class. `observer`, when set, is called in place of the mixer as
+    observer(module, mix, query, key, value, mask, **kwargs) and returns what the layer attends to (stage 1)."""
+
+    mixer: Mixer
+    tokens: TokenInfo
+    observer: Callable[..., Tensor] | None
+    layer_idx: int
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        state = None
+        for name in CACHE_ARGUMENTS:
+            if kwargs.get(name) is not None:
+                state = kwargs[name].layers[self.layer_idx]
+                kwargs[name] = None  # or the family would append its keys and values
+        convolved = hidden_states
+        if self.mixer.conv is not None:
+            convolved = self.mixer.conv(hidden_states, self.tokens, state)
+        self.call = partial(self._attend, hidden_states, convolved, state)
+        try:
+            return super().forward(convolved, *args, **kwargs)
+        finally:
+            self.call = None
+
+    def _attend(
+        self,
+        hidden: Tensor,
+        convolved: Tensor,
+        state: StateLayer | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **kwargs: Any,
+    ) -> Tensor:
+        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+
+        def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            return self.mixer(query, key, value, hidden, convolved, scaling, self.tokens, state)
+
+        if self.observer is not None:
+            return self.observer(self, mix, query, key, value, mask, **kwargs)
+        output = mix(query, key, value)
+        if state is not None:
+            state.tokens_seen += query.shape[2]
+        return output
+
+
+def install(attention: nn.Module, mixer: Mixer) -> None:
+    """Turn a family's attention module into a MixerAttention of the same class."""
+    cls = type(attention)
+    attention.__class__ = type(f"Mixer{cls.__name__}", (MixerAttention, cls), {"__module__": cls.__module__})
+    attention.mixer = mixer
+    attention.tokens = TokenInfo()
+    attention.observer = None
+    attention.call = None
+
+
+def attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every decoder attention of a transformers model, converted or not, by name, in order."""
+    for name, module in model.named_modules():
+        if type(module).__name__.endswith("Attention") and isinstance(getattr(module, "layer_idx", None), int):
+            yield name, module
+
+
+def mixer_attentions(model: nn.Module) -> list[MixerAttention]:
+    """The converted attentions, in order."""
+    return [module for module in model.modules() if isinstance(module, MixerAttention)]
+
+
+def softmax_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The family's own attention, (B, T, H, v) and weights if it returns them: sdpa where that is exact, else eager
+    (soft-capping and sinks exist only there; `output_attentions` needs the weights)."""
+    exact = kwargs.get("softcap") is None and kwargs.get("s_aux") is None and not kwargs.get("output_attentions")
+    if exact:
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+    if mask is None:
+        length, total = query.shape[2], key.shape[2]
+        mask = torch.ones(length, total, dtype=torch.bool, device=query.device).tril(total - length)[None, None]
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    return sys.modules[type(module).__module__].eager_attention_forward(module, query, key, value, mask, **kwargs)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    call = getattr(module, "call", None)
+    if call is None:
+        return softmax_attention(module, query, key, value, attention_mask, **kwargs)
+    return call(query, key, value, attention_mask, **kwargs).contiguous(), None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+AttentionInterface.register(MASKLESS, _attention)
+AttentionInterface.register(MASKED, _attention)
+AttentionMaskInterface.register(MASKLESS, _no_mask)
+AttentionMaskInterface.register(MASKED, sdpa_mask)

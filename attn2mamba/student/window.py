@@ -1,0 +1,119 @@
+"""Exact softmax over the last `window` tokens, and the hand-over of older tokens to the recurrent state."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .cache import StateLayer
+
+BLOCK = 64
+
+
+class OlderWeight(nn.Module):
+    """query (B, H, T, d) -> log-weight (B, H, T, 1) of the state's read-out against the window's softmax weights.
+
+    Starts at log(2 d): features sum to 1, so phi(q)^T phi(k) is about 1 / 2d where exp(q^T k) is about 1.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.bias = nn.Parameter(torch.full((num_heads,), math.log(2 * head_dim)))
+
+    def forward(self, query: Tensor) -> Tensor:
+        return query.float() @ self.weight.float().unsqueeze(-1) + self.bias.float()[:, None, None]
+
+
+class WindowSpan(NamedTuple):
+    """The `window` slots before this call's T tokens, then the tokens: key, value (B, G, window + T, .), step size and
+    log-decay (B, G, window + T) or None, and ids (B or 1, window + T), where -1 is padding or an empty slot."""
+
+    window: int
+    key: Tensor
+    value: Tensor
+    dt: Tensor | None
+    log_decay: Tensor | None
+    ids: Tensor
+
+    @classmethod
+    def extend(
+        cls,
+        window: int,
+        key: Tensor,
+        value: Tensor,
+        dt: Tensor | None,
+        log_decay: Tensor | None,
+        ids: Tensor,
+        pads: Tensor | None,
+        state: StateLayer | None,
+    ) -> "WindowSpan":
+        """Put the cached slots of `state` (empty ones without it) before the new tokens, and cache the last ones."""
+        new = {"key": key, "value": value, "dt": dt, "log_decay": log_decay, "ids": ids.expand(len(key), -1)}
+        if state is None:
+            new["ids"] = ids
+        spans: dict[str, Tensor | None] = {}
+        for name, tensor in new.items():
+            if tensor is None:
+                spans[name] = None
+                continue
+            dim = 1 if name == "ids" else 2
+            held = state.get(f"window_{name}") if state is not None else None
+            if held is None:
+                held = tensor.new_full((*tensor.shape[:dim], window, *tensor.shape[dim + 1 :]), -1 if dim == 1 else 0)
+            spans[name] = close_gaps(torch.cat([held, tensor], dim=dim), pads, window, dim)
+        if state is not None:
+            length = key.shape[2]
+            kept = {f"window_{n}": x.narrow(1 if n == "ids" else 2, length, window) for n, x in spans.items() if x is not None}
+            state.set(**{name: x.contiguous() for name, x in kept.items()})
+        return cls(window, **spans)
+
+    def leaving(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
+        """Key, value, dt, log-decay and ids of the T slots that leave the window as the T tokens come."""
+        length = self.key.shape[2] - self.window
+        dt, log_decay = (x[:, :, :length] if x is not None else None for x in (self.dt, self.log_decay))
+        return self.key[:, :, :length], self.value[:, :, :length], dt, log_decay, self.ids[:, :length]
+
+    def attend(self, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """Softmax output (B, H, T, v) of each query over its last `window` tokens, itself included, and the
+        log-sum-exp of its scores (B, H, T, 1); both fp32. Banded: memory is T * (window + 64), never T * T."""
+        batch, heads, length, head_dim = query.shape
+        groups = self.key.shape[1]
+        block = min(BLOCK, length)
+        blocks = -(-length // block)
+        fill = blocks * block - length
+        size = self.window + block
+        key, value = (F.pad(x, (0, 0, 0, fill)).unfold(2, size, block) for x in (self.key, self.value))
+        rows = F.pad(query, (0, 0, 0, fill)).view(batch, groups, heads // groups, blocks, block, head_dim)
+        rows = rows.transpose(2, 3).reshape(batch, groups, blocks, -1, head_dim)
+        scores = (rows @ key).float().unflatten(3, (heads // groups, block)) * scaling
+        scores = scores.masked_fill(~self._visible(block, fill), -torch.inf)
+        log_weight = scores.logsumexp(dim=-1, keepdim=True)
+        weights = (scores - log_weight).exp()
+        output = (weights.flatten(3, 4) @ value.mT.float()).unflatten(3, (heads // groups, block))
+        output, log_weight = (x.transpose(2, 3).reshape(batch, heads, -1, x.shape[-1]) for x in (output, log_weight))
+        return output[:, :, :length], log_weight[:, :, :length]
+
+    def _visible(self, block: int, fill: int) -> Tensor:
+        """(B or 1, 1, n, 1, block, window + block) bool. A padding query sees padding, so that no row is empty."""
+        ids = F.pad(self.ids, (0, fill), value=-1)
+        key_ids = ids.unfold(1, self.window + block, block)
+        query_ids = ids[:, self.window :].unflatten(1, (-1, block))
+        ahead = torch.arange(self.window + block, device=ids.device) - torch.arange(block, device=ids.device)[:, None]
+        band = (ahead > 0) & (ahead <= self.window)
+        return ((query_ids.unsqueeze(-1) == key_ids.unsqueeze(2)) & band)[:, None, :, None]
+
+
+def close_gaps(x: Tensor, pads: Tensor | None, past: int, dim: int) -> Tensor:
+    """Along `dim`, x holds `past` cached entries, then T of which each row's first `pads` (B,) are padding. Moves the
+    cached entries beside the row's tokens, the padding before them."""
+    if pads is None:
+        return x
+    index = torch.arange(x.shape[dim], device=x.device).expand(len(pads), -1)
+    pads = pads.unsqueeze(1)
+    index = torch.where(index < pads, past + index, torch.where(index < past + pads, index - pads, index))
+    shape = [len(pads)] + [1] * (x.dim() - 1)
+    shape[dim] = x.shape[dim]
+    return x.gather(dim, index.view(shape).expand_as(x))
