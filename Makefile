@@ -29,7 +29,7 @@ slow: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy attn2mamba
+	$(BIN)/mypy attn2mamba attn2mamba_cli.py
 
 format: setup
 	$(BIN)/ruff format .

@@ -6,17 +6,18 @@ that start as the same function. Both return a report in which each tensor is co
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .errors import UserError
-from .student.attention import MASKED, attentions, install, mixer_attentions
+from .student.attention import MASKLESS, attentions, mixer_attentions
 from .student.configuration_attn2mamba import Attn2MambaConfig, complete_mixer
-from .student.mixers import Mixer, TokenInfo
+from .student.mixers import Mixer
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
 
 Origin = Literal["copied", "initialised"]
@@ -42,13 +43,15 @@ class TransferReport:
 
 
 def convert(
-    teacher: PreTrainedModel, mixer: dict[str, Any] | None = None, keep: list[int] | Literal["sliding"] = ()
+    teacher: PreTrainedModel, mixer: dict[str, Any] | None = None, keep: Sequence[int] | Literal["sliding"] = ()
 ) -> tuple[Attn2MambaForCausalLM, TransferReport]:
     """A new model with the teacher's weights and a fresh mixer in each attention that is not kept.
 
     `teacher` is left as it is; tensors are copied. `mixer` as `complete_mixer` takes it (default: hedgehog).
     Raises UserError when the teacher has no attention to replace or `keep` names a layer that is not there.
     """
+    if mixer_attentions(teacher):
+        raise UserError("this model is converted already; convert its teacher, or train it further as it is")
     options = complete_mixer({"name": "hedgehog", **(mixer or {})})
     geometry = attention_geometry(teacher)
     for index in kept_indices(teacher, keep, len(geometry)):
@@ -59,6 +62,8 @@ def convert(
     config.dtype = teacher.config.dtype
     student = Attn2MambaForCausalLM(config, backbone=copy.deepcopy(teacher))
     student.generation_config = copy.deepcopy(teacher.generation_config)
+    for attention in mixer_attentions(student):
+        attention.mixer.to(teacher.dtype)
     student.to(teacher.device).train(teacher.training)
     return student, account(student, teacher)
 
@@ -90,15 +95,18 @@ def hand_over(student: Attn2MambaForCausalLM, mixer: dict[str, Any]) -> Transfer
             raise UserError(f"mixer {key} cannot change between stages: {student.config.mixer[key]} -> {options[key]}")
     report = TransferReport()
     copied = dict(student.named_parameters())
+    mixers: list[Mixer] = []
     for attention in mixer_attentions(student):
         old, geometry = attention.mixer, student.config.layers[attention.layer_idx]
         reference = next(old.parameters())
-        attention.mixer = Mixer(options, geometry).to(reference.device, reference.dtype)
-        own = attention.mixer.state_dict()
+        mixers.append(Mixer(options, geometry).to(reference.device, reference.dtype).train(old.training))
+        own = mixers[-1].state_dict()
         for name, tensor in old.state_dict().items():
             if name not in own or own[name].shape != tensor.shape:
                 raise UserError(f"mixer {options['name']} has no place for the trained {name}")
             own[name].copy_(tensor)
+    for attention, new in zip(mixer_attentions(student), mixers, strict=True):
+        attention.mixer = new
     student.config.mixer = options
     for name, tensor in student.named_parameters():
         report.add(name, tensor, "copied" if name in copied else "initialised")
@@ -127,9 +135,10 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
     try:
         for module in found.values():
             module.call = lambda *args, _module=module, **kwargs: observe(_module, *args, **kwargs)
-        model.config._attn_implementation = MASKED
+        model.config._attn_implementation = MASKLESS
         with torch.no_grad():
-            model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), use_cache=False)
+            ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     finally:
         model.config._attn_implementation = before
         for handle in handles:
@@ -144,7 +153,7 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
     return [seen.get(i) for i in range(max(seen) + 1)]
 
 
-def kept_indices(model: PreTrainedModel, keep: list[int] | Literal["sliding"], num_layers: int) -> list[int]:
+def kept_indices(model: PreTrainedModel, keep: Sequence[int] | Literal["sliding"], num_layers: int) -> list[int]:
     """Layer indices that `keep` names: a list, or "sliding" for the layers with a sliding window."""
     if keep == "sliding":
         types = getattr(model.config, "layer_types", None) or []

@@ -63,18 +63,16 @@ class Blocks:
 class BlockStream:
     """An endless shuffled stream of blocks in which sequence number n is always the same block.
 
-    `batch(start, count)` depends on the seed, start and count alone: a resumed run needs a counter and no saved
-    loader state, and ranks read their share by number. Each sequence number draws its source by weight; each
-    source is visited in a new permutation every epoch, without replacement.
+    `batch(start, count)` depends on the seed, start and count alone: a resumed run needs a counter and no
+    saved loader state, and ranks read their share by number. Each sequence number draws its source by weight;
+    each source is visited in a new permutation every epoch, without replacement.
     """
 
     def __init__(self, blocks: list[Blocks], weights: Sequence[float], seed: int):
         self.blocks = blocks
         self.weights = [weight / sum(weights) for weight in weights]
         self._seed = seed
-        self._drawn_before = [
-            np.zeros(len(blocks), dtype=np.int64)
-        ]  # by page: draws of each source before it
+        self._drawn_before = [np.zeros(len(blocks), dtype=np.int64)]  # by page: draws of each source before it
         self._page: tuple[int, np.ndarray] = (-1, np.empty(0, dtype=np.int64))
         self._order: dict[int, tuple[int, np.ndarray]] = {}
 
@@ -130,8 +128,8 @@ def open_data(
     Without weights every block is as likely as any other; with them every source needs one. Where validation
     is None, about 2 % of the tokens (2 blocks to 100k tokens in all) are held out, from each source in
     proportion, chosen by a hash of the documents whatever the seed and the order of files. Neither they nor
-    copies of them are trained on. Raises UserError for data that cannot be read, or is too short for one block
-    of training and the held-out ones.
+    copies of them are trained on. Raises UserError for data that cannot be read, or is too short for one
+    block of training and the held-out ones.
     """
     cache_dir = cache_dir or default_cache_dir()
     sources = [parse_source(string) for string in data]
@@ -143,7 +141,7 @@ def open_data(
         held_documents, _ = _open_all([parse_source(string) for string in validation], tokenizer, cache_dir)
         held, ends = _spans(held_documents.lengths), documents.lengths
     spans = _spans(ends)
-    parts = [Blocks(documents, spans[source_of == i], sequence_length) for i in range(len(sources))]
+    parts = [Blocks(documents, spans[(source_of == i) & (ends > 0)], sequence_length) for i in range(len(sources))]
     held_out = Blocks(held_documents, held, sequence_length)
     held_blocks = HELD_OUT_BLOCKS if validation is None else 0
     for i, part in enumerate(parts):
@@ -220,9 +218,7 @@ def _weights(sources: list[Source], parts: list[Blocks]) -> list[float]:
     given = [source.weight for source in sources if source.weight is not None]
     if given and len(given) < len(sources):
         bare = next(source.name for source in sources if source.weight is None)
-        raise UserError(
-            f"DATA '{bare}' has no weight but others do; add one, such as {bare}=1, or drop them all"
-        )
+        raise UserError(f"DATA '{bare}' has no weight but others do; add one, such as {bare}=1, or drop them all")
     return given or [float(len(part)) for part in parts]
 
 

@@ -24,7 +24,12 @@ class Progress:
         self.name, self.total, self.first = name, total_tokens, None
         self.shown = time.monotonic()
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+            )
             self.bar = Bar(*columns, console=self.console)
             self.task = self.bar.add_task(name, total=total_tokens, text="")
             self.bar.start()

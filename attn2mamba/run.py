@@ -34,13 +34,17 @@ class Run:
         if in_use and not (path / "recipe.yaml").is_file():
             raise UserError(f"{path} is not a run of attn2mamba (no recipe.yaml); choose another --output")
         if in_use and (path / "recipe.yaml").read_text() != recipe:
-            raise UserError(f"{path} was started with another recipe, teacher or data; resume with the same, or choose another --output")
+            raise UserError(
+                f"{path} was started with another recipe, teacher or data; resume with the same, or choose another --output"
+            )
         path.mkdir(parents=True, exist_ok=True)
         self._lock = (path / ".lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"{path} is being written by another process; wait for it or choose another --output") from None
+            raise UserError(
+                f"{path} is being written by another process; wait for it or choose another --output"
+            ) from None
         if not in_use:
             write_text(path / "recipe.yaml", recipe)
         for left in self.checkpoints.glob(".partial-*"):
@@ -126,8 +130,14 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch and safetensors wrap the operating system's error
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or "os error 28" in str(error)
-        full = full or ("PytorchStreamWriter" in str(error) or "inline_container" in str(error) or "unexpected pos" in str(error))
+        full = (
+            getattr(error, "errno", None) == errno.ENOSPC
+            or "No space left" in str(error)
+            or "os error 28" in str(error)
+        )
+        full = full or (
+            "PytorchStreamWriter" in str(error) or "inline_container" in str(error) or "unexpected pos" in str(error)
+        )
         if full:
             raise UserError(f"no space left while writing {path}; free some and continue with --resume") from error
         if isinstance(error, PermissionError):

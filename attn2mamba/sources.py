@@ -100,9 +100,7 @@ def _find_files(name: str) -> list[Path] | None:
     elif HUB_ID.fullmatch(name) and not name.startswith(".") and _format(path) is None:
         return None
     else:
-        raise UserError(
-            f"DATA '{name}': no such file or directory, nor a built-in name ({', '.join(BUILT_IN)})"
-        )
+        raise UserError(f"DATA '{name}': no such file or directory, nor a built-in name ({', '.join(BUILT_IN)})")
     files = sorted(file for file in found if file.is_file() and _format(file))
     if not files:
         place = "matches" if pattern else "holds"
@@ -181,9 +179,7 @@ def _text_column(name: str, columns: list[str], strings: list[str]) -> str:
     if len(strings) == 1:
         return strings[0]
     found = ", ".join(columns) or "no column at all"
-    raise UserError(
-        f"'{name}' has no column 'text' and not exactly one of strings (found: {found}); rename one"
-    )
+    raise UserError(f"'{name}' has no column 'text' and not exactly one of strings (found: {found}); rename one")
 
 
 def _read_python_docs() -> Iterator[str]:
@@ -206,8 +202,8 @@ def _read_hub(name: str) -> Iterator[str]:
     except Exception as error:  # the hub, its cache and its readers share no base class
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"DATA '{name}' is no file, directory or built-in name ({', '.join(BUILT_IN)}), and the hub did not "
-            f"give it ({reason}); check the name and the network"
+            f"DATA '{name}' is no file, directory or built-in name ({', '.join(BUILT_IN)}), and cannot be "
+            f"loaded from the hub ({reason}); check the name and the network"
         ) from error
     finally:
         if bars_were_on:

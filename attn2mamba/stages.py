@@ -143,7 +143,9 @@ class FinetuneStage:
         labels, inputs = self._labels(batch), model_inputs(batch, self.reset)
         hidden = bool(self.weights.hidden)
         output = self.model(**inputs, use_cache=False, output_hidden_states=hidden)
-        terms = {"cross_entropy": losses.cross_entropy(output.logits, labels, total)} if self.weights.cross_entropy else {}
+        terms = (
+            {"cross_entropy": losses.cross_entropy(output.logits, labels, total)} if self.weights.cross_entropy else {}
+        )
         if self.teacher is not None:
             with torch.no_grad():
                 target = self.teacher(**teacher_inputs(batch, self.reset), use_cache=False, output_hidden_states=hidden)
@@ -194,7 +196,9 @@ def frozen_names(model: Attn2MambaForCausalLM, patterns: list[str]) -> set[str]:
             ids = {id(p) for module in modules if module is not None for p in module.parameters()}
             matched = {name for name, p in model.named_parameters() if id(p) in ids}
         else:
-            matched = {full for name, full in names.items() if fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")}
+            matched = {
+                full for name, full in names.items() if fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
+            }
         if not matched:
             raise UserError(f"freeze: {pattern!r} matches no parameter; names look like {next(iter(names))}")
         frozen |= matched

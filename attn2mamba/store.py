@@ -61,9 +61,7 @@ def open_store(source: Source, tokenizer: PreTrainedTokenizerBase, cache_dir: Pa
     source has no text, the tokenizer no EOS, or the store cannot be written.
     """
     if tokenizer.eos_token_id is None:
-        raise UserError(
-            f"tokenizer '{tokenizer.name_or_path}' has no EOS token to end documents; set eos_token"
-        )
+        raise UserError(f"tokenizer '{tokenizer.name_or_path}' has no EOS token to end documents; set eos_token")
     key = json.dumps([FORMAT_VERSION, source.identity, tokenizer_fingerprint(tokenizer)])
     path = cache_dir / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     try:

@@ -42,9 +42,23 @@ class Trainer:
     exactly what an uninterrupted one would have seen."""
 
     def __init__(
-        self, recipe: Recipe, index: int, stage: Stage, model: nn.Module, data: BlockStream, held_out: Blocks, run: Run
+        self,
+        recipe: Recipe,
+        index: int,
+        stage: Stage,
+        model: nn.Module,
+        data: BlockStream,
+        held_out: Blocks,
+        run: Run,
     ) -> None:
-        self.recipe, self.stage, self.model, self.data, self.held_out, self.run = recipe, stage, model, data, held_out, run
+        self.recipe, self.stage, self.model, self.data, self.held_out, self.run = (
+            recipe,
+            stage,
+            model,
+            data,
+            held_out,
+            run,
+        )
         self.position = Position(index)
         self.first_sequence = sum(steps_of(recipe, i) for i in range(index)) * recipe.batch_size
         self.steps = steps_of(recipe, index)
@@ -97,8 +111,17 @@ class Trainer:
                 metrics = self._step()
                 self.position.step += 1
                 tokens = self.position.step * step_tokens
-                entry = {"stage": self.position.stage, "kind": self.stage.name, "step": self.position.step, "tokens": tokens}
-                entry |= {"lr": self.schedule.get_last_lr()[0], "seconds": round(time.monotonic() - began, 3), **metrics}
+                entry = {
+                    "stage": self.position.stage,
+                    "kind": self.stage.name,
+                    "step": self.position.step,
+                    "tokens": tokens,
+                }
+                entry |= {
+                    "lr": self.schedule.get_last_lr()[0],
+                    "seconds": round(time.monotonic() - began, 3),
+                    **metrics,
+                }
                 self.run.log(entry)
                 progress.update(tokens, metrics["loss"])
                 last = self.position.step == self.steps
@@ -150,7 +173,14 @@ class Trainer:
             for name, value in self.stage.evaluate(batch).items():
                 sums[name] += value
         loss = sums["loss"] / sums["tokens"]
-        self.run.log({"stage": self.position.stage, "kind": self.stage.name, "step": self.position.step, "held_out_loss": loss})
+        self.run.log(
+            {
+                "stage": self.position.stage,
+                "kind": self.stage.name,
+                "step": self.position.step,
+                "held_out_loss": loss,
+            }
+        )
         progress.note(f"{self.stage.name} step {self.position.step}: held-out loss {loss:.4f}")
 
 
@@ -165,7 +195,11 @@ def steps_of(recipe: Recipe, stage: int) -> int:
 
 def micro_batch_size(recipe: Recipe) -> int:
     """The most sequences, dividing the batch, that hold no more than MICRO_TOKENS tokens (at least one)."""
-    fits = [n for n in range(1, recipe.batch_size + 1) if recipe.batch_size % n == 0 and n * recipe.sequence_length <= MICRO_TOKENS]
+    fits = [
+        n
+        for n in range(1, recipe.batch_size + 1)
+        if recipe.batch_size % n == 0 and n * recipe.sequence_length <= MICRO_TOKENS
+    ]
     return max(fits, default=1)
 
 
@@ -188,7 +222,10 @@ def adamw(parameters: dict[str, nn.Parameter], lr: float, options: Optimizer) ->
     """AdamW; biases, norms and decay rates are not decayed."""
     plain = [p for name, p in parameters.items() if p.dim() < 2 or name.endswith("bias")]
     decayed = [p for name, p in parameters.items() if not (p.dim() < 2 or name.endswith("bias"))]
-    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": options.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=options.betas)
 
 
@@ -207,4 +244,7 @@ def cosine_schedule(steps: int, options: Optimizer):
 
 def fingerprint(tensors: dict[str, Tensor]) -> dict[str, str]:
     """sha256 of each tensor's bytes."""
-    return {name: hashlib.sha256(t.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest() for name, t in tensors.items()}
+    return {
+        name: hashlib.sha256(t.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest()
+        for name, t in tensors.items()
+    }

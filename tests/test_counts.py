@@ -20,9 +20,7 @@ def test_counts_are_read_as_people_write_them(written, meant):
     assert parse_count(written) == meant
 
 
-@pytest.mark.parametrize(
-    "written", [0, -5, 1.5, "1.5", "", "k", "50kk", True, None, "nan", "inf", "1e999999", []]
-)
+@pytest.mark.parametrize("written", [0, -5, 1.5, "1.5", "", "k", "50kk", True, None, "nan", "inf", "1e999999", []])
 def test_what_is_no_count_is_refused(written):
     with pytest.raises(UserError, match="is not a count"):
         parse_count(written)

@@ -168,9 +168,7 @@ def test_shipped_recipes_load_round_trip_and_open_with_their_command(name, tmp_p
 
 
 def test_round_trip_keeps_what_is_not_default(two_stages, tmp_path):
-    recipe = load_recipe(
-        two_stages, ["keep=sliding", "stages.0.mixer.window=32", "stages.1.lr=1e-7", "seed=3"]
-    )
+    recipe = load_recipe(two_stages, ["keep=sliding", "stages.0.mixer.window=32", "stages.1.lr=1e-7", "seed=3"])
     saved = tmp_path / "saved.yaml"
     saved.write_text(recipe.to_yaml())
     assert load_recipe(str(saved)) == recipe

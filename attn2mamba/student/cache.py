@@ -29,7 +29,9 @@ class StateLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise NotImplementedError("a mixer's state is written by the mixer, not through keys and values")
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("a mixer's state is written by the mixer, not through keys and values")
 
     def get_seq_length(self) -> int:
@@ -68,7 +70,8 @@ class StateLayer(CacheLayerMixin):
 
 
 class StateCache(Cache):
-    """One layer per decoder layer. `valid` (B, tokens seen) marks real tokens, in the order in which they are held.
+    """One layer per decoder layer. `valid` (B, tokens seen) marks real tokens, in the order in which they are held:
+    all padding first, then each row's tokens side by side.
 
     `valid` is None until a padded batch is seen. It is a byte a token; nothing else here grows with the context
     unless attention layers were kept.
@@ -77,6 +80,7 @@ class StateCache(Cache):
     def __init__(self, layers: list[CacheLayerMixin]) -> None:
         super().__init__(layers=layers)
         self.valid: Tensor | None = None
+        self.pads: Tensor | None = None  # (B,) padding of the current call, where it comes after cached tokens
 
     def nbytes(self) -> int:
         """Bytes held now, over all layers and the whole batch."""
@@ -88,7 +92,7 @@ class StateCache(Cache):
 
     def reset(self) -> None:
         super().reset()
-        self.valid = None
+        self.valid = self.pads = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)
@@ -116,5 +120,31 @@ class StateCache(Cache):
         if past is None:
             past = torch.ones(batch, self.get_seq_length(), dtype=torch.bool, device=device)
         new = torch.ones(batch, length, dtype=torch.bool, device=device) if valid is None else valid
-        self.valid = torch.cat([past, new], dim=1)
+        self.pads = (~new).sum(1) if past.shape[1] and valid is not None else None
+        self.valid = close_gaps(torch.cat([past, new], dim=1), self.pads, past.shape[1], dim=1)
         return self.valid
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """A kept attention's keys and values, in the order of `valid`: a sliding window counts slots, not tokens."""
+        keys, values = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        if self.pads is not None:
+            layer, past = self.layers[layer_idx], keys.shape[2] - key_states.shape[2]
+            keys, values = (close_gaps(x, self.pads, past, dim=2) for x in (keys, values))
+            held = layer.keys.shape[2]
+            layer.keys, layer.values = keys[:, :, -held:], values[:, :, -held:]
+        return keys, values
+
+
+def close_gaps(x: Tensor, pads: Tensor | None, past: int, dim: int) -> Tensor:
+    """Along `dim`, x holds `past` cached entries, then T of which each row's first `pads` (B,) are padding. Moves the
+    cached entries beside the row's tokens, the padding before them."""
+    if pads is None:
+        return x
+    index = torch.arange(x.shape[dim], device=x.device).expand(len(pads), -1)
+    pads = pads.unsqueeze(1)
+    index = torch.where(index < pads, past + index, torch.where(index < past + pads, index - pads, index))
+    shape = [len(pads)] + [1] * (x.dim() - 1)
+    shape[dim] = x.shape[dim]
+    return x.gather(dim, index.view(shape).expand_as(x))

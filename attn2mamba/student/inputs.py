@@ -47,6 +47,10 @@ class Call:
             valid = None if bool(valid.all()) else valid
         if document_ids is not None and (cache is not None or valid is not None):
             raise ValueError("document_ids cannot be combined with a cache or with padding")
+        if document_ids is not None and position_ids is not None:
+            raise ValueError(
+                "document_ids already say the positions: each document starts at 0; leave position_ids out"
+            )
         if position_ids is not None:
             position_ids = position_ids.expand(batch, -1)
         return cls(input_ids, inputs_embeds, position_ids, labels, document_ids, valid)
@@ -86,12 +90,12 @@ class Call:
         if cache is not None:
             device = (self.input_ids if self.input_ids is not None else self.inputs_embeds).device
             seen = cache.append(self.valid, batch, length, device)
-        pads = (~self.valid).sum(1) if past and self.valid is not None else None
         positions = self.position_ids
         if positions is None and seen is not None:
             positions = (seen.long().cumsum(1) - 1).clamp_min(0)[:, past:]
         if positions is None and self.document_ids is not None:
             positions = positions_within(self.document_ids)
+        pads = cache.pads if cache is not None else None
         return TokenInfo(self.valid, self.document_ids, pads), positions, seen
 
 

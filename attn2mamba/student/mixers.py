@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .cache import StateLayer
+from .cache import StateLayer, close_gaps
 from .scan import chunked_scan
-from .window import OlderWeight, WindowSpan, close_gaps
+from .window import OlderWeight, WindowSpan
 
 SOFTPLUS_INVERSE_1 = math.log(math.e - 1)
 SILU_INVERSE_1 = 1.2784645427610738
@@ -77,7 +77,7 @@ class CausalConv(nn.Module):
         x = F.pad(x, (0, 0, past, 0)) if tail is None else torch.cat([tail, x], dim=1)
         x = close_gaps(x, tokens.pads, past, dim=1) if tail is not None else x
         if state is not None:
-            state.set(conv=x[:, length:])
+            state.set(conv=x[:, length:].clone())  # a view would keep all of x
         output = x[:, past:] * self.weight[0] + self.bias
         for tap in range(1, past + 1):
             term = x[:, past - tap : past - tap + length] * self.weight[tap]
@@ -198,12 +198,14 @@ class Mixer(nn.Module):
         )
         if state is not None:
             state.set(memory=memory)
-        numerator, normaliser = output[..., :-1], output[..., -1:] + NORMALISER_EPS
+        numerator, weight = output[..., :-1], output[..., -1:]
+        normaliser = weight + NORMALISER_EPS
         output = numerator / normaliser
         if local is None:
             return output
         local_output, local_log_weight = local
-        log_weight = self.older(query) + normaliser.log()
+        # An empty state weighs nothing, however low the scores in the window are.
+        log_weight = (self.older(query) + normaliser.log()).masked_fill(weight == 0, -torch.inf)
         return torch.lerp(local_output, output, torch.sigmoid(log_weight - local_log_weight))
 
     def attention_weights(self, query: Tensor, key: Tensor, scaling: float, tokens: TokenInfo) -> Tensor:

@@ -15,7 +15,11 @@ from torch.nn import functional as F
 
 
 def recurrent_scan(
-    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor | None = None, initial_state: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    log_decay: Tensor | None = None,
+    initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The definition, one token at a time. The reference for tests, and the step of cached decoding."""
     batch, heads, length, features = query.shape

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .cache import StateLayer
+from .cache import StateLayer, close_gaps
 
 BLOCK = 64
 
@@ -66,8 +66,12 @@ class WindowSpan(NamedTuple):
             spans[name] = close_gaps(torch.cat([held, tensor], dim=dim), pads, window, dim)
         if state is not None:
             length = key.shape[2]
-            kept = {f"window_{n}": x.narrow(1 if n == "ids" else 2, length, window) for n, x in spans.items() if x is not None}
-            state.set(**{name: x.contiguous() for name, x in kept.items()})
+            kept = {
+                f"window_{n}": x.narrow(1 if n == "ids" else 2, length, window)
+                for n, x in spans.items()
+                if x is not None
+            }
+            state.set(**{name: x.clone() for name, x in kept.items()})  # a view would keep all of x
         return cls(window, **spans)
 
     def leaving(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor]:
@@ -104,16 +108,3 @@ class WindowSpan(NamedTuple):
         ahead = torch.arange(self.window + block, device=ids.device) - torch.arange(block, device=ids.device)[:, None]
         band = (ahead > 0) & (ahead <= self.window)
         return ((query_ids.unsqueeze(-1) == key_ids.unsqueeze(2)) & band)[:, None, :, None]
-
-
-def close_gaps(x: Tensor, pads: Tensor | None, past: int, dim: int) -> Tensor:
-    """Along `dim`, x holds `past` cached entries, then T of which each row's first `pads` (B,) are padding. Moves the
-    cached entries beside the row's tokens, the padding before them."""
-    if pads is None:
-        return x
-    index = torch.arange(x.shape[dim], device=x.device).expand(len(pads), -1)
-    pads = pads.unsqueeze(1)
-    index = torch.where(index < pads, past + index, torch.where(index < past + pads, index - pads, index))
-    shape = [len(pads)] + [1] * (x.dim() - 1)
-    shape[dim] = x.shape[dim]
-    return x.gather(dim, index.view(shape).expand_as(x))

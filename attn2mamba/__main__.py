@@ -1,0 +1,3 @@
+from attn2mamba_cli import main
+
+main()

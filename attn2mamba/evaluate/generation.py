@@ -1,0 +1,62 @@
+"""Continuing a prompt, and how fast a model decodes."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+
+
+class _Printer(TextStreamer):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.write = write
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        self.write(text)
+
+
+@torch.inference_mode()
+def continue_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    write: Callable[[str], None] = lambda text: None,
+) -> str:
+    """The continuation of `prompt`, greedy at temperature 0; `write` is handed the text as it comes.
+
+    An empty prompt starts from the tokenizer's BOS (or EOS) token.
+    """
+    ids = tokenizer(prompt, return_tensors="pt").input_ids.long()
+    if not ids.shape[1]:
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        ids = torch.tensor([[start]])
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    output = model.generate(
+        ids.to(model.device),
+        attention_mask=torch.ones_like(ids).to(model.device),
+        max_new_tokens=max_new_tokens,
+        streamer=_Printer(tokenizer, write),
+        **sampling,
+    )
+    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+@torch.inference_mode()
+def decode_rate(model: PreTrainedModel, context: int, steps: int = 24) -> float:
+    """Tokens per second of greedy decoding, one sequence, after `context` tokens: the median step's rate. The
+    context is read before the clock starts; tokens are arbitrary, since speed does not depend on them."""
+    ids = torch.arange(context, device=model.device).remainder(model.config.vocab_size).unsqueeze(0)
+    output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
+    name = "cache" if "cache" in output else "past_key_values"
+    seconds = []
+    for step in range(steps + 2):
+        token = output.logits[:, -1:].argmax(-1)
+        began = time.perf_counter()
+        output = model(input_ids=token, use_cache=True, logits_to_keep=1, **{name: output[name]})
+        if step >= 2:  # the first steps pay for allocations
+            seconds.append(time.perf_counter() - began)
+    return 1 / statistics.median(seconds)

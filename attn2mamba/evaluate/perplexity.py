@@ -1,0 +1,117 @@
+"""Perplexity by token and by word, and bits per byte, of any causal LM on text or on held-out blocks."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+TOKENS_PER_FORWARD = 2048
+
+
+@dataclass
+class Perplexity:
+    """nll: summed negative log-likelihood in nats over `tokens`; words and bytes of the text scored (0: unknown)."""
+
+    nll: float
+    tokens: int
+    words: int = 0
+    bytes: int = 0
+
+    @property
+    def per_token(self) -> float:
+        return math.exp(self.nll / self.tokens)
+
+    @property
+    def per_word(self) -> float | None:
+        return math.exp(self.nll / self.words) if self.words else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        return self.nll / math.log(2) / self.bytes if self.bytes else None
+
+    def to_dict(self) -> dict[str, float | int | None]:
+        figures = {
+            "perplexity": self.per_token,
+            "word_perplexity": self.per_word,
+            "bits_per_byte": self.bits_per_byte,
+        }
+        return {**figures, **asdict(self)}
+
+
+def text_perplexity(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
+    context: int,
+    max_tokens: int | None = None,
+    advance: Callable[[int], None] = lambda tokens: None,
+) -> Perplexity:
+    """Score every token of each text once, in windows of `context` tokens that do not overlap; a text's first token
+    is predicted from the tokenizer's EOS (as lm-evaluation-harness's rolling log-likelihood does). Stops after the
+    window that reaches max_tokens; words and bytes are then those of the part scored. A word is a run of
+    non-space characters. `advance` is told of every tokens scored."""
+    result = Perplexity(0.0, 0)
+    for text in texts:
+        left = None if max_tokens is None else max_tokens - result.tokens
+        if left is not None and left <= 0:
+            break
+        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+        if left is not None and len(ids) > left:
+            ids = ids[: max(left, 1)]
+            text = text[: offsets[len(ids) - 1][1]]
+        for inputs, targets in batches(windows(ids, tokenizer.eos_token_id, context)):
+            result.nll += negative_log_likelihood(model, inputs, targets)
+            advance(int((targets >= 0).sum()))
+        result.tokens += len(ids)
+        result.words += len(re.findall(r"\S+", text))
+        result.bytes += len(text.encode())
+    if not result.tokens:
+        raise ValueError("no text to score")
+    return result
+
+
+def windows(ids: list[int], prefix: int, context: int) -> Iterator[tuple[list[int], list[int]]]:
+    """(inputs, targets) of at most `context` tokens; each window starts from the token before it."""
+    for start in range(0, len(ids), context):
+        targets = ids[start : start + context]
+        before = ids[start - 1] if start else prefix
+        yield [before, *targets[:-1]], targets
+
+
+def batches(items: Iterable[tuple[list[int], list[int]]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of equal length together, up to TOKENS_PER_FORWARD: nothing is padded, so nothing depends on it."""
+    held: list[tuple[list[int], list[int]]] = []
+    for item in items:
+        if held and (len(item[0]) != len(held[0][0]) or (len(held) + 1) * len(item[0]) > TOKENS_PER_FORWARD):
+            yield torch.tensor([i for i, _ in held]), torch.tensor([t for _, t in held])
+            held = []
+        held.append(item)
+    if held:
+        yield torch.tensor([i for i, _ in held]), torch.tensor([t for _, t in held])
+
+
+@torch.inference_mode()
+def negative_log_likelihood(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> float:
+    """Sum over all positions of -log p(target), in nats; inputs and targets (B, T)."""
+    logits = model(input_ids=inputs.to(model.device), use_cache=False).logits.float()
+    return float(F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum"))
+
+
+def block_perplexity(model: PreTrainedModel, blocks, max_tokens: int) -> Perplexity:
+    """Of packed held-out blocks (`data.Blocks`), the first ones up to max_tokens, at least one; a block's first token
+    is not scored."""
+    length = blocks.sequence_length
+    count = min(len(blocks), max(1, max_tokens // length))
+    result = Perplexity(0.0, 0)
+    per_forward = max(1, TOKENS_PER_FORWARD // length)
+    for start in range(0, count, per_forward):
+        ids = torch.stack([blocks[i]["input_ids"] for i in range(start, min(start + per_forward, count))])
+        result.nll += negative_log_likelihood(model, ids[:, :-1], ids[:, 1:])
+        result.tokens += ids[:, 1:].numel()
+    return result

@@ -1,0 +1,100 @@
+"""Shared fixtures: offline, a token store of the session's own, a tokenizer and teachers too small to notice."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from attn2mamba.student.mixers import Mixer
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _token_store(tmp_path_factory):
+    os.environ["ATTN2MAMBA_CACHE"] = str(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of 300 tokens: any text round-trips; `<eos>` is id 0 and also pads."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["the cat sat on the mat and the dog sat on the log"] * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+
+
+TINY = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "initializer_range": 0.3,
+}
+IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+FAMILIES = {
+    "llama": lambda: LlamaConfig(**TINY, **IDS, num_key_value_heads=2, intermediate_size=48, tie_word_embeddings=True),
+    "gpt_neox": lambda: GPTNeoXConfig(**TINY, **IDS, intermediate_size=48, rotary_pct=0.25),
+    "gemma3_text": lambda: Gemma3TextConfig(
+        **{**TINY, **IDS, "num_hidden_layers": 3},
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=48,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gpt2": lambda: GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=2048, initializer_range=0.3, **IDS
+    ),
+    "mamba": lambda: MambaConfig(vocab_size=50, hidden_size=16, state_size=4, num_hidden_layers=1),
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_teacher():
+    """Family name -> a random teacher of it, two or three layers, whose logits are of order 1 and differ by token."""
+
+    def build(family: str, seed: int = 0, **changes) -> PreTrainedModel:
+        torch.manual_seed(seed)
+        config = FAMILIES[family]()
+        for name, value in changes.items():
+            setattr(config, name, value)
+        return AutoModelForCausalLM.from_config(config).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def randomise():
+    """Module -> the same, in place, with no mixer parameter at the value that makes its part the identity."""
+
+    def change(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in sorted(module.named_parameters()):
+                noise = torch.randn(parameter.shape, generator=generator)
+                if name.endswith("decay.rate"):
+                    parameter.copy_(noise.abs() * 0.3)
+                elif name.startswith("mixer.") or ".mixer." in name or isinstance(module, Mixer):
+                    parameter.add_(noise, alpha=0.3)
+        return module
+
+    return change
