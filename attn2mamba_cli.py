@@ -21,7 +21,7 @@ Data = Annotated[
     list[str],
     typer.Option(
         "--data",
-        help="Hub id, file, directory or glob of .txt .jsonl .parquet, or python-docs; repeatable, each with =WEIGHT or none.",
+        help="Hub id, file, directory or glob of .txt .jsonl .parquet, or python-docs; repeatable, as DATA=WEIGHT too.",
     ),
 ]
 Overrides = Annotated[

@@ -8,6 +8,7 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -64,7 +65,7 @@ def convert(
     student.generation_config = copy.deepcopy(teacher.generation_config)
     for attention in mixer_attentions(student):
         attention.mixer.to(teacher.dtype)
-    student.to(teacher.device).train(teacher.training)
+    student.train(teacher.training)
     return student, account(student, teacher)
 
 
@@ -98,6 +99,7 @@ def hand_over(student: Attn2MambaForCausalLM, mixer: dict[str, Any]) -> Transfer
     mixers: list[Mixer] = []
     for attention in mixer_attentions(student):
         old, geometry = attention.mixer, student.config.layers[attention.layer_idx]
+        assert geometry is not None
         reference = next(old.parameters())
         mixers.append(Mixer(options, geometry).to(reference.device, reference.dtype).train(old.training))
         own = mixers[-1].state_dict()
@@ -134,7 +136,7 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
     before = model.config._attn_implementation
     try:
         for module in found.values():
-            module.call = lambda *args, _module=module, **kwargs: observe(_module, *args, **kwargs)
+            module.__dict__["call"] = partial(observe, module)
         model.config._attn_implementation = MASKLESS
         with torch.no_grad():
             ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
@@ -144,7 +146,7 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
         for handle in handles:
             handle.remove()
         for module in found.values():
-            del module.call
+            del module.__dict__["call"]
     if not seen:
         raise UserError(
             f"{type(model).__name__}: no attention found that goes through transformers' attention interface; "

@@ -1,6 +1,7 @@
 """What a teacher is, what would replace its attention, and from which context length on that needs less memory."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +15,7 @@ from .teachers import Teacher
 ELEMENT = 2
 """Bytes of an activation in the sizes shown: bf16, what models are served in."""
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "hedgehog": {"name": "hedgehog"},
     "hedgemamba": {"name": "hedgemamba"},
     "hedgemamba, window 64": {"name": "hedgemamba", "window": 64},
@@ -41,7 +42,7 @@ class Inspection:
     family: str
     parameters: int
     layers: int
-    heads: list[list[int]]
+    heads: list[tuple[int, int, int]]
     kv_bytes: dict[int, int]
     variants: list[Variant]
 
@@ -60,7 +61,7 @@ def inspect_teacher(teacher: Teacher) -> Inspection:
         family=teacher.config.model_type,
         parameters=sum(p.numel() for p in teacher.model.parameters()),
         layers=sum(g is not None for g in geometry),
-        heads=sorted({tuple(g[:3]) for g in geometry if g}),
+        heads=sorted({(g[0], g[1], g[2]) for g in geometry if g}),
         kv_bytes={n: kv_bytes(config, n, ELEMENT) for n in CONTEXTS},
         variants=variants,
     )

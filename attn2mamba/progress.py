@@ -5,7 +5,8 @@ import time
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 PLAIN_EVERY = 15.0
 """Seconds between plain lines."""
@@ -21,7 +22,8 @@ class Progress:
 
     def start(self, name: str, total_tokens: int) -> None:
         """Begin a stage of `total_tokens`; a resumed one starts its clock at the first update."""
-        self.name, self.total, self.first = name, total_tokens, None
+        self.name, self.total = name, total_tokens
+        self.first: tuple[float, int] | None = None
         self.shown = time.monotonic()
         if self.console.is_terminal:
             columns = (

@@ -35,7 +35,7 @@ class Run:
             raise UserError(f"{path} is not a run of attn2mamba (no recipe.yaml); choose another --output")
         if in_use and (path / "recipe.yaml").read_text() != recipe:
             raise UserError(
-                f"{path} was started with another recipe, teacher or data; resume with the same, or choose another --output"
+                f"{path} has another recipe, teacher or data; resume with the same, or choose another --output"
             )
         path.mkdir(parents=True, exist_ok=True)
         self._lock = (path / ".lock").open("w")

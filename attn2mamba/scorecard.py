@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +12,7 @@ from .card import describe
 from .evaluate.generation import continue_text, decode_rate
 from .run import write_text
 from .sizes import CONTEXTS, cross_over, human_bytes, kv_bytes, state_bytes
+from .student.configuration_attn2mamba import Attn2MambaConfig
 from .teachers import load_teacher
 
 PROMPT = "The capital of France is"
@@ -25,7 +26,7 @@ def make_scorecard(run: Path, teacher_name: str, prompt: str = PROMPT) -> dict[s
     models: dict[str, PreTrainedModel] = {"teacher": teacher.model, "student": student.model}
     limit = getattr(teacher.config, "max_position_embeddings", None) or max(DECODE_CONTEXTS)
     contexts = [n for n in DECODE_CONTEXTS if n + 64 <= limit]
-    config = student.config
+    config = cast(Attn2MambaConfig, student.config)
     card = {
         "student": describe(config),
         "model": str(run / "final"),

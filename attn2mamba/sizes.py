@@ -40,8 +40,8 @@ def kv_bytes(config: Attn2MambaConfig, context: int, element: int = 4, kept_only
 
 
 def _kv_shapes(config: Attn2MambaConfig) -> list[tuple[int, int, int]]:
-    known = [tuple(layer[1:4]) for layer in config.layers if layer is not None]
-    return [tuple(layer[1:4]) if layer is not None else known[0] for layer in config.layers]
+    known = next(layer for layer in config.layers if layer is not None)  # a kept layer is shaped like the others
+    return [(g, d, v) for _, g, d, v, _ in (layer or known for layer in config.layers)]
 
 
 def cross_over(config: Attn2MambaConfig, element: int = 4) -> int:

@@ -91,6 +91,7 @@ class TransferStage:
             if wants_weights:
                 scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
                 predicted = module.mixer.attention_weights(query, key, scaling, module.tokens)
+                assert weights is not None
                 per_token = losses.attention_loss(predicted, weights)
             else:
                 function = losses.cosine_loss if self.loss == "cosine" else losses.mse_loss

@@ -245,6 +245,6 @@ def cosine_schedule(steps: int, options: Optimizer):
 def fingerprint(tensors: dict[str, Tensor]) -> dict[str, str]:
     """sha256 of each tensor's bytes."""
     return {
-        name: hashlib.sha256(t.detach().cpu().contiguous().view(torch.uint8).numpy()).hexdigest()
+        name: hashlib.sha256(t.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
         for name, t in tensors.items()
     }

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from attn2mamba.convert import attention_geometry, convert, hand_over
 from attn2mamba.errors import UserError
 from attn2mamba.student.attention import MASKED, MASKLESS, mixer_attentions
+from attn2mamba.student.mixers import Mixer
 
 FAMILIES = ["llama", "gpt_neox", "gemma3_text", "gpt2"]
 HEDGEMAMBA = {"name": "hedgemamba"}
@@ -52,6 +53,16 @@ def test_every_tensor_is_accounted_for(tiny_teacher, family, mixer):
     initialised = sum(report.parameters[name] for name in set(own) - copied)
     assert f"{len(copied)} tensors copied" in str(report)
     assert f"{len(own) - len(copied)} tensors initialised ({initialised / 1e6:.2f}M parameters)" in str(report)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_new_mixer_starts_as_the_identity(tiny_teacher, family):
+    """The family's own initialiser leaves it alone, whether the model is converted or built from its configuration."""
+    student, _ = convert(tiny_teacher(family), HEDGEMAMBA)
+    for model in (student, type(student)(student.config)):
+        for attention in mixer_attentions(model):
+            fresh = Mixer(student.config.mixer, student.config.layers[attention.layer_idx])
+            assert_same_state(state(attention.mixer), fresh.state_dict())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 
@@ -30,19 +31,20 @@ def continue_text(
 
     An empty prompt starts from the tokenizer's BOS (or EOS) token.
     """
-    ids = tokenizer(prompt, return_tensors="pt").input_ids.long()
+    ids = torch.tensor([tokenizer(prompt).input_ids], dtype=torch.long)
     if not ids.shape[1]:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         ids = torch.tensor([[start]])
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    output = model.generate(
+    generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
+    output = generate(
         ids.to(model.device),
         attention_mask=torch.ones_like(ids).to(model.device),
         max_new_tokens=max_new_tokens,
         streamer=_Printer(tokenizer, write),
         **sampling,
     )
-    return tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)
+    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 
 @torch.inference_mode()

@@ -8,7 +8,7 @@ teacher's. The module hands the mixer what the attention function does not recei
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ class MixerAttention(nn.Module):
     mixer: Mixer
     tokens: TokenInfo
     observer: Callable[..., Tensor] | None
+    call: Callable[..., Tensor] | None
     layer_idx: int
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -79,10 +80,10 @@ def install(attention: nn.Module, mixer: Mixer) -> None:
     """Turn a family's attention module into a MixerAttention of the same class."""
     cls = type(attention)
     attention.__class__ = type(f"Mixer{cls.__name__}", (MixerAttention, cls), {"__module__": cls.__module__})
-    attention.mixer = mixer
-    attention.tokens = TokenInfo()
-    attention.observer = None
-    attention.call = None
+    converted = cast(MixerAttention, attention)
+    converted.mixer = mixer
+    converted.tokens = TokenInfo()
+    converted.observer = converted.call = None
 
 
 def attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -1,7 +1,9 @@
 """What a model keeps between calls: a fixed-size state for each mixer, a KV cache for each attention that was kept."""
 
+from typing import Any, cast
+
 import torch
-from torch import Tensor
+from torch import LongTensor, Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 
@@ -77,7 +79,9 @@ class StateCache(Cache):
     unless attention layers were kept.
     """
 
-    def __init__(self, layers: list[CacheLayerMixin]) -> None:
+    layers: list[Any]  # StateLayer, or transformers' own class where attention was kept
+
+    def __init__(self, layers: list[Any]) -> None:
         super().__init__(layers=layers)
         self.valid: Tensor | None = None
         self.pads: Tensor | None = None  # (B,) padding of the current call, where it comes after cached tokens
@@ -95,7 +99,7 @@ class StateCache(Cache):
         self.valid = self.pads = None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        super().reorder_cache(beam_idx)
+        super().reorder_cache(cast(LongTensor, beam_idx))
         if self.valid is not None:
             self.valid = self.valid.index_select(0, beam_idx.to(self.valid.device))
 
@@ -113,7 +117,7 @@ class StateCache(Cache):
         raise ValueError("a recurrent state cannot be rolled back: assisted decoding is not possible with this model")
 
     def append(self, valid: Tensor | None, batch: int, length: int, device: torch.device) -> Tensor | None:
-        """Record the next `length` tokens; returns the whole `valid` (B, seen + length), None when nothing is padding."""
+        """Record the next `length` tokens; returns all of `valid` (B, seen + length), None without padding."""
         if valid is None and self.valid is None:
             return None
         past = self.valid

@@ -37,8 +37,7 @@ class Call:
             raise ValueError("give either input_ids or inputs_embeds")
         if cache is not None and not isinstance(cache, StateCache):
             raise ValueError(f"this model needs its own cache (model.new_cache()), not a {type(cache).__name__}")
-        tokens = input_ids if input_ids is not None else inputs_embeds
-        batch, length = tokens.shape[:2]
+        batch, length = _tokens(input_ids, inputs_embeds).shape[:2]
         valid = None
         if attention_mask is not None:
             if attention_mask.dim() != 2:
@@ -57,8 +56,8 @@ class Call:
 
     @property
     def shape(self) -> tuple[int, int]:
-        tokens = self.input_ids if self.input_ids is not None else self.inputs_embeds
-        return tokens.shape[0], tokens.shape[1]
+        batch, length = _tokens(self.input_ids, self.inputs_embeds).shape[:2]
+        return batch, length
 
     def map(self, function) -> "Call":
         present = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -88,7 +87,7 @@ class Call:
         past = cache.get_seq_length() if cache is not None else 0
         seen = self.valid
         if cache is not None:
-            device = (self.input_ids if self.input_ids is not None else self.inputs_embeds).device
+            device = _tokens(self.input_ids, self.inputs_embeds).device
             seen = cache.append(self.valid, batch, length, device)
         positions = self.position_ids
         if positions is None and seen is not None:
@@ -97,6 +96,12 @@ class Call:
             positions = positions_within(self.document_ids)
         pads = cache.pads if cache is not None else None
         return TokenInfo(self.valid, self.document_ids, pads), positions, seen
+
+
+def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    tokens = input_ids if input_ids is not None else inputs_embeds
+    assert tokens is not None
+    return tokens
 
 
 def positions_within(document_ids: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class _NonNegative(torch.autograd.Function):
 
 
 class Decay(nn.Module):
-    """(B, T, hidden) -> step size dt and log-decay -dt * lambda, both (B, G, T) fp32. dt = 1, lambda = 0 at the start."""
+    """(B, T, hidden) -> step size dt and log-decay -dt * lambda, both (B, G, T), fp32. Start: dt = 1, lambda = 0."""
 
     def __init__(self, hidden_size: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -136,7 +136,8 @@ class Mixer(nn.Module):
             nn.init.zeros_(self.gate.weight)
             nn.init.constant_(self.gate.bias, SILU_INVERSE_1)
         for module in self.modules():
-            module._is_hf_initialized = True  # else the family's own initialiser would overwrite the identity
+            # Else the family's own initialiser would overwrite the identity.
+            module.__dict__["_is_hf_initialized"] = True
 
     def forward(
         self,
@@ -201,7 +202,7 @@ class Mixer(nn.Module):
         numerator, weight = output[..., :-1], output[..., -1:]
         normaliser = weight + NORMALISER_EPS
         output = numerator / normaliser
-        if local is None:
+        if local is None or self.older is None:
             return output
         local_output, local_log_weight = local
         # An empty state weighs nothing, however low the scores in the window are.

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ _CACHE = "cache" if "cache" in _NAMES else "past_key_values"
 
 class Attn2MambaPreTrainedModel(PreTrainedModel):
     config_class = Attn2MambaConfig
+    config: Attn2MambaConfig
     base_model_prefix = "backbone"
     supports_gradient_checkpointing = True
     _supports_attention_backend = True
@@ -41,7 +42,7 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
             backbone = AutoModelForCausalLM.from_config(base, attn_implementation="eager")
         self.backbone = backbone
         for _, attention in list(attentions(backbone)):
-            geometry = config.layers[attention.layer_idx]
+            geometry = config.layers[cast(int, attention.layer_idx)]
             if geometry is not None:
                 install(attention, Mixer(config.mixer, geometry))
         self.need_masks(bool(config.kept_layers))

@@ -1,7 +1,7 @@
 """Exact softmax over the last `window` tokens, and the hand-over of older tokens to the recurrent state."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class WindowSpan(NamedTuple):
         new = {"key": key, "value": value, "dt": dt, "log_decay": log_decay, "ids": ids.expand(len(key), -1)}
         if state is None:
             new["ids"] = ids
-        spans: dict[str, Tensor | None] = {}
+        spans: dict[str, Any] = {}
         for name, tensor in new.items():
             if tensor is None:
                 spans[name] = None

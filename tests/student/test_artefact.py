@@ -1,4 +1,4 @@
-"""A saved model is whole: it reloads bit for bit, with the package or without it, and its code depends on nothing else."""
+"""A saved model is whole: it reloads bit for bit, with the package or without, and its code needs nothing else."""
 
 import ast
 import json
@@ -144,12 +144,7 @@ def test_tied_embeddings_are_saved_once_and_stay_tied(saved, tiny_teacher):
 
 
 def test_untied_embeddings_stay_apart(saved):
-    assert {"backbone.embed_out.weight", "backbone.gpt_neox.embed_in.weight"} <= set(
-        tensor_names(saved / "untied")
-    ) or {
-        "backbone.lm_head.weight",
-        "backbone.gpt_neox.embed_in.weight",
-    } <= set(tensor_names(saved / "untied"))
+    assert len([n for n in tensor_names(saved / "untied") if "embed" in n or "lm_head" in n]) == 2
     model = AutoModelForCausalLM.from_pretrained(saved / "untied")
     assert model.get_output_embeddings().weight is not model.get_input_embeddings().weight
 

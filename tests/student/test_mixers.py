@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -156,9 +157,9 @@ def test_attention_weights_are_what_the_mixer_does(mixer, window):
 @pytest.mark.parametrize("options", MIXERS, ids=str)
 def test_documents_do_not_see_each_other(mixer, options, window):
     module, tensors, bounds = mixer({**options, "window": window}), draw(90), [0, 1, 30, 33, 90]
-    ids = torch.cat([torch.full((b - a,), 7 * i) for i, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False))])
+    ids = torch.cat([torch.full((b - a,), 7 * i) for i, (a, b) in enumerate(pairwise(bounds))])
     packed = mix(module, tensors, TokenInfo(document_ids=ids[None]))
-    alone = torch.cat([mix(module, cut(tensors, a, b)) for a, b in zip(bounds, bounds[1:], strict=False)], 1)
+    alone = torch.cat([mix(module, cut(tensors, a, b)) for a, b in pairwise(bounds)], 1)
     torch.testing.assert_close(packed, alone, atol=2e-5, rtol=0)
 
 
@@ -223,18 +224,21 @@ def test_the_future_changes_nothing(mixer, options, window):
 
 @pytest.mark.parametrize("start", [0.0, -0.02])
 def test_decay_wakes_up(start):
-    """Gradient descent on a target that forgets moves the rate above 0; on one that does not, it stays where it is."""
+    """A rate at or below 0 does not move further down, and rises as soon as forgetting pays."""
     decay, x = Decay(HIDDEN, KV_HEADS), torch.randn(1, 9, HIDDEN)
     torch.nn.init.constant_(decay.rate, start)
     optimizer = torch.optim.SGD([decay.rate], lr=0.05)
-    for target in (0.0, -0.5):
+
+    def descend(loss) -> None:
         for _ in range(20):
             optimizer.zero_grad()
-            (decay(x)[1] - target).square().mean(-1).sum().backward()
+            loss(decay(x)[1]).backward()
             optimizer.step()
-        if target == 0.0:
-            assert torch.equal(decay.rate, torch.full((KV_HEADS,), start))
-            assert torch.equal(decay(x)[1], torch.zeros(1, KV_HEADS, 9))
+
+    descend(lambda log_decay: -log_decay.mean(-1).sum())
+    assert torch.equal(decay.rate, torch.full((KV_HEADS,), start))
+    assert torch.equal(decay(x)[1], torch.zeros(1, KV_HEADS, 9))
+    descend(lambda log_decay: (log_decay + 0.5).square().mean(-1).sum())
     assert (decay.rate > 0.3).all()
 
 

@@ -1,6 +1,7 @@
 """Whole models: decoding, padding, packing, caching and generation give what one plain forward of each row gives."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -242,7 +243,7 @@ def test_packed_documents_do_not_see_each_other(student):
     ids = torch.stack([torch.searchsorted(torch.tensor(cut[1:]), torch.arange(24), right=True) for cut in cuts])
     packed = student(torch.stack(rows), document_ids=ids).logits
     for row, cut, logits in zip(rows, cuts, packed, strict=True):
-        expected = [alone(student, row[a:b]) for a, b in zip(cut, cut[1:], strict=False)]
+        expected = [alone(student, row[a:b]) for a, b in pairwise(cut)]
         torch.testing.assert_close(logits, torch.cat(expected), **TOLERANCE)
 
 
@@ -267,7 +268,7 @@ def test_a_conversation_continues_from_its_cache(student):
     (row,) = draw(9)
     first = student.generate(row[None], max_new_tokens=5, pad_token_id=0, do_sample=False, return_dict_in_generate=True)
     again = torch.cat([first.sequences, draw(4)[0][None]], 1)
-    continued = generate(student, again, past_key_values=first.past_key_values)
+    continued = generate(student, again, **{modeling_attn2mamba._CACHE: first.past_key_values})
     assert torch.equal(continued, generate(student, again))
 
 
@@ -279,6 +280,7 @@ def test_embeddings_may_be_given(student):
     torch.testing.assert_close(embedded[mask.bool()], student(ids, attention_mask=mask).logits[mask.bool()])
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 @only(FEW)
 def test_gradient_checkpointing_changes_nothing(student):
     student = copy.deepcopy(student).train()
@@ -310,7 +312,7 @@ def test_a_copy_is_independent(student, randomise):
 @only(FEW)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_loss_is_over_real_next_tokens(student, side):
-    """Labels that the caller did not mask: padding is not predicted, nor is a row's first token, which padding precedes."""
+    """Labels that the caller left unmasked: padding is not predicted, nor is the first token after padding."""
     rows = draw(9, 5)
     ids, mask = pad(rows, side)
     losses = [torch.nn.functional.cross_entropy(alone(student, r)[:-1], r[1:], reduction="sum") for r in rows]
@@ -362,8 +364,16 @@ def test_bytes_of_a_cache(student):
     kept = 3 * 10 * 2 * 2 * 8 * 4
     layer = memory + conv + window
     assert cache.nbytes() == (layer + kept if student.config.kept_layers else 2 * layer)
+
+
+@torch.no_grad()
+@only(["llama-window"])
+def test_a_cache_starts_anew(student):
+    row, other = draw(9, 7)
+    cache = student(*pad([other[:3]], "left", to=7), past_key_values=student.new_cache()).past_key_values
     cache.reset()
     assert cache.nbytes() == cache.get_seq_length() == 0
+    torch.testing.assert_close(student(row[None], past_key_values=cache).logits[0], alone(student, row), **TOLERANCE)
 
 
 @torch.no_grad()
