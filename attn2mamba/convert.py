@@ -64,7 +64,7 @@ def convert(
     student = Attn2MambaForCausalLM(config, backbone=copy.deepcopy(teacher))
     student.generation_config = copy.deepcopy(teacher.generation_config)
     for attention in mixer_attentions(student):
-        attention.mixer.to(teacher.dtype)
+        attention.mixer.to(teacher.device, teacher.dtype)
     student.train(teacher.training)
     return student, account(student, teacher)
 

@@ -47,18 +47,30 @@ def continue_text(
     return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-@torch.inference_mode()
-def decode_rate(model: PreTrainedModel, context: int, steps: int = 24) -> float:
-    """Tokens per second of greedy decoding, one sequence, after `context` tokens: the median step's rate. The
-    context is read before the clock starts; tokens are arbitrary, since speed does not depend on them."""
+def read_context(model: PreTrainedModel, context: int) -> Callable[[], None]:
+    """Prefill `context` tokens and return a function that decodes one more, greedily, each time it is called.
+
+    The tokens are arbitrary, since speed does not depend on them."""
     ids = torch.arange(context, device=model.device).remainder(model.config.vocab_size).unsqueeze(0)
     output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
     name = "cache" if "cache" in output else "past_key_values"
-    seconds = []
-    for step in range(steps + 2):
+
+    def step() -> None:
+        nonlocal output
         token = output.logits[:, -1:].argmax(-1)
-        began = time.perf_counter()
         output = model(input_ids=token, use_cache=True, logits_to_keep=1, **{name: output[name]})
-        if step >= 2:  # the first steps pay for allocations
+
+    return step
+
+
+@torch.inference_mode()
+def decode_rate(model: PreTrainedModel, context: int, steps: int = 24) -> float:
+    """Tokens per second of greedy decoding, one sequence, after `context` tokens: the median step's rate."""
+    step = read_context(model, context)
+    seconds = []
+    for number in range(steps + 2):
+        began = time.perf_counter()
+        step()
+        if number >= 2:  # the first steps pay for allocations
             seconds.append(time.perf_counter() - began)
     return 1 / statistics.median(seconds)
