@@ -78,6 +78,8 @@ class CausalConv(nn.Module):
         x = close_gaps(x, tokens.pads, past, dim=1) if tail is not None else x
         if state is not None:
             state.set(conv=x[:, length:].clone())  # a view would keep all of x
+        if length == 1:  # decoding: fewer, larger operations
+            return ((x * self.weight.flip(0)).sum(1, keepdim=True) + self.bias).to(x.dtype)
         output = x[:, past:] * self.weight[0] + self.bias
         for tap in range(1, past + 1):
             term = x[:, past - tap : past - tap + length] * self.weight[tap]

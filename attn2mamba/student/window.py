@@ -85,6 +85,8 @@ class WindowSpan(NamedTuple):
         log-sum-exp of its scores (B, H, T, 1); both fp32. Banded: memory is T * (window + 64), never T * T."""
         batch, heads, length, head_dim = query.shape
         groups = self.key.shape[1]
+        if length == 1:
+            return self._attend_last(query.view(batch, groups, heads // groups, head_dim), scaling)
         block = min(BLOCK, length)
         blocks = -(-length // block)
         fill = blocks * block - length
@@ -99,6 +101,15 @@ class WindowSpan(NamedTuple):
         output = (weights.flatten(3, 4) @ value.mT.float()).unflatten(3, (heads // groups, block))
         output, log_weight = (x.transpose(2, 3).reshape(batch, heads, -1, x.shape[-1]) for x in (output, log_weight))
         return output[:, :, :length], log_weight[:, :, :length]
+
+    def _attend_last(self, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+        """`attend` for one token, its query as (B, G, H / G, d): no blocks and no band."""
+        scores = (query @ self.key[:, :, 1:].mT).float() * scaling
+        scores = scores.masked_fill((self.ids[:, 1:] != self.ids[:, -1:])[:, None, None], -torch.inf)
+        log_weight = scores.logsumexp(dim=-1, keepdim=True)
+        output = (scores - log_weight).exp() @ self.value[:, :, 1:].float()
+        output, log_weight = (x.flatten(1, 2).unsqueeze(2) for x in (output, log_weight))
+        return output, log_weight
 
     def _visible(self, block: int, fill: int) -> Tensor:
         """(B or 1, 1, n, 1, block, window + block) bool. A padding query sees padding, so that no row is empty."""
