@@ -2,6 +2,8 @@
 registers the model classes with transformers, which takes seconds."""
 
 import json
+import shlex
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +13,6 @@ import typer
 
 app = typer.Typer(
     help="Convert a pretrained Transformer into a Mamba model of the same quality.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -61,14 +62,10 @@ def distill(
     try:
         run_distillation(resolved, teacher, data, output, validation=validation, resume=resume)
     except KeyboardInterrupt:
-        words = [
-            "attn2mamba distill",
-            f"--recipe {recipe}",
-            f"--teacher {teacher}",
-            *(f"--data {d}" for d in data),
-        ]
-        words += [*(f"--validation {v}" for v in validation or ()), *(f"--set {o}" for o in overrides)]
-        sys.stderr.write(f"\nStopped. Continue with\n  {' '.join(words)} --output {output} --resume\n")
+        options = [("recipe", recipe), ("teacher", teacher), *(("data", d) for d in data)]
+        options += [*(("validation", v) for v in validation or ()), *(("set", o) for o in overrides)]
+        words = [word for name, value in [*options, ("output", str(output))] for word in (f"--{name}", value)]
+        sys.stderr.write(f"\nStopped. Continue with\n  attn2mamba distill {shlex.join(words)} --resume\n")
         raise typer.Exit(130) from None
     print_scorecard(make_scorecard(output, teacher), Console())
 
@@ -121,8 +118,9 @@ def evaluate(
 
     from attn2mamba.data import load_texts
     from attn2mamba.evaluate.perplexity import text_perplexity
-    from attn2mamba.run import write_text
+    from attn2mamba.run import disk_errors, write_text
 
+    load_texts(data)  # a wrong name fails before a model is loaded
     figures: dict[str, Any] = {"data": data, "context": context, "precision": "fp32", "models": {}}
     table = Table(title=f"{data}, {context} tokens of context, fp32", title_justify="left")
     for column in ("model", "tokens", "perplexity", "by word", "bits per byte", "ratio to teacher"):
@@ -138,13 +136,14 @@ def evaluate(
             name,
             f"{result.tokens:,}",
             f"{result.per_token:.2f}",
-            f"{result.per_word:.2f}",
-            f"{result.bits_per_byte:.3f}",
+            "" if result.per_word is None else f"{result.per_word:.2f}",
+            "" if result.bits_per_byte is None else f"{result.bits_per_byte:.3f}",
             ratio,
         )
     Console().print(table)
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
+        with disk_errors(output):
+            output.parent.mkdir(parents=True, exist_ok=True)
         write_text(output, json.dumps(figures, indent=1))
 
 
@@ -213,14 +212,21 @@ def _load_model(name: str) -> Any:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one line and exit code 2."""
+    """Run the command line; a user's mistake is one line and exit code 2. SIGTERM does what Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        app()
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except Exception as error:
-        if type(error).__name__ not in ("UserError", "NonFiniteError"):
+        if hasattr(error, "format_message"):  # of the command line itself; typer brings its own copy of click
+            context = getattr(error, "ctx", None)
+            message = f"{error.format_message()} (see {context.command_path if context else 'attn2mamba'} --help)"
+        elif type(error).__name__ in ("UserError", "NonFiniteError"):
+            message = str(error)
+        else:
             raise
-        sys.stderr.write(f"attn2mamba: {error}\n")
+        sys.stderr.write(f"attn2mamba: {' '.join(message.split())}\n")
         raise SystemExit(2) from None
+    raise SystemExit(status or 0)
 
 
 if __name__ == "__main__":

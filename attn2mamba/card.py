@@ -15,7 +15,7 @@ tags: [attn2mamba, mamba, linear-attention]
 ---
 # {title}
 
-{kind} made from `{teacher}` by attn2mamba {version}. {memory}
+{kind}, made {source} `{teacher}` by attn2mamba {version}. {memory}
 
 ```python
 import attn2mamba  # or pass trust_remote_code=True: the modelling code lies in this directory
@@ -41,17 +41,18 @@ def write_card(
     config: Attn2MambaConfig,
     recipe: Recipe,
     teacher: str,
-    data: list[str],
+    held_out: str,
     figures: dict[str, Any],
 ) -> None:
     """Write README.md into the model directory `path`. `figures` maps a model's role (teacher, hedgehog, student) to
-    {"perplexity", "tokens"} on the held-out text."""
+    {"perplexity", "tokens"} on the text that `held_out` describes."""
     rows = ["| model | perplexity | tokens scored |", "|---|---|---|"]
     rows += [f"| {role} | {x['perplexity']:.2f} | {x['tokens']:,} |" for role, x in figures.items()]
-    where = f"Held-out part of the training data ({', '.join(data)}), {recipe.sequence_length} tokens of context, fp32."
+    where = f"{held_out}, {recipe.sequence_length} tokens of context, fp32."
     text = TEMPLATE.format(
         title=f"{teacher} as {config.mixer['name']}",
         kind=describe(config),
+        source="from" if recipe.initialize == "teacher" else "from random weights in the shape of",
         teacher=teacher,
         version=__version__,
         memory=describe_memory(config),

@@ -26,14 +26,17 @@ Origin = Literal["copied", "initialised"]
 
 @dataclass
 class TransferReport:
-    """Where each tensor of the new model comes from. `str(report)` is a summary for people."""
+    """Where each tensor of the new model comes from, and its numbers (0 for another name of a tied tensor).
+    `str(report)` is a summary for people."""
 
     origins: dict[str, Origin] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
+    _storages: set[int] = field(default_factory=set)
 
     def add(self, name: str, tensor: Tensor, origin: Origin) -> None:
         self.origins[name] = origin
-        self.parameters[name] = tensor.numel()
+        self.parameters[name] = 0 if tensor.data_ptr() in self._storages else tensor.numel()
+        self._storages.add(tensor.data_ptr())
 
     def __str__(self) -> str:
         count, size = Counter(self.origins.values()), Counter[str]()

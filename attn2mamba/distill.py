@@ -1,6 +1,7 @@
 """A whole run: teacher -> stage 1 -> hedgehog/ -> stage 2 -> final/, resumable at any point."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from .convert import convert, hand_over
 from .data import Blocks, BlockStream, open_data
 from .evaluate.perplexity import block_perplexity
 from .progress import Progress
-from .recipe import Finetune, Recipe, Transfer
-from .run import Run, write_beside, write_text
-from .stages import FinetuneStage, Stage, TransferStage
+from .quiet import quiet
+from .recipe import Finetune, Recipe
+from .run import Run, check_output, place_of, write_beside, write_text
+from .stages import FinetuneStage, Stage, TransferStage, check_freezes
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
 from .teachers import Teacher, load_teacher
 from .train import Trainer
@@ -52,36 +54,41 @@ class Distillation:
     progress: Progress
 
     def run(self) -> Path:
-        run = Run(
-            self.output,
-            recipe_header(self.teacher_name, self.data, self.validation) + self.recipe.to_yaml(),
-            self.resume,
-        )
+        text = recipe_header(self.teacher_name, self.data, self.validation) + self.recipe.to_yaml()
         final = self.output / "final"
-        if final.is_dir():
+        if check_output(self.output, text, self.resume) and final.is_dir():
             self.progress.note(f"{final} is finished already")
             return final
-        self.progress.note(f"loading {self.teacher_name}")
-        self.teacher = load_teacher(self.teacher_name)
-        self.stream, self.held_out = self.open_data(self.teacher)
-        torch.manual_seed(self.recipe.seed)
-        self.student, report = convert(
-            initial_model(self.teacher, self.recipe),
-            self.recipe.stages[0].mixer.model_dump(),
-            self.recipe.keep,
-        )
-        self.progress.note(f"student: {report}")
+        with quiet():
+            self.progress.note(f"loading {self.teacher_name}")
+            self.teacher = load_teacher(self.teacher_name)
+            self.stream, self.held_out = self.open_data(self.teacher)
+            torch.manual_seed(self.recipe.seed)
+            self.student, report = convert(
+                initial_model(self.teacher, self.recipe),
+                self.recipe.stages[0].mixer.model_dump(),
+                self.recipe.keep,
+            )
+            check_freezes(self.recipe, self.student.config)
+            self.progress.note(f"student: {report}")
+            with Run(self.output, text, self.resume) as run:
+                self._stages(run)
+                self._save_model(final)
+        return final
+
+    def _stages(self, run: Run) -> None:
+        """Train what is not trained yet."""
         self.figures = self._load_figures()
         self.measure("teacher", self.teacher.model)
-        checkpoint = run.latest(self.progress.note) if self.resume else None
-        first = json.loads((checkpoint / "position.json").read_text())["stage"] if checkpoint else 0
+        checkpoint = run.latest(self.progress.note)
+        first = place_of(checkpoint)[0] if checkpoint else 0
+        run.rewind(checkpoint)
+        if self.resume:
+            self.progress.note(f"resuming from {checkpoint.name if checkpoint else 'the start: no checkpoint yet'}")
         for index in range(len(self.recipe.stages)):
             self._enter(index)
-            if index < first:
-                continue
-            self._train(index, run, checkpoint if checkpoint and index == first else None)
-        self._save_model(final)
-        return final
+            if index >= first:
+                self._train(index, run, checkpoint if index == first else None)
 
     def open_data(self, teacher: Teacher) -> tuple[BlockStream, Blocks]:
         recipe = self.recipe
@@ -104,10 +111,9 @@ class Distillation:
         self.progress.note(f"stage {index} ({stage.name}): {trainable:,} parameters train, {frozen:,} are frozen")
         if checkpoint is not None:
             trainer.resume(checkpoint)
-            self.progress.note(f"resuming from {checkpoint.name}")
-        if trainer.position.step < trainer.steps:
-            trainer.train(self.progress)
-        if isinstance(self.recipe.stages[index], Transfer) and index + 1 < len(self.recipe.stages):
+        trainer.train(self.progress)
+        kinds = [stage.kind for stage in self.recipe.stages[index : index + 2]]
+        if kinds == ["transfer", "finetune"]:
             self.measure("hedgehog", self.student)
             self._save_model(self.output / "hedgehog")
 
@@ -128,7 +134,8 @@ class Distillation:
             self.measure("student", self.student)
         with write_beside(path) as partial:
             save_student(self.student, self.teacher, partial)
-            write_card(partial, self.student.config, self.recipe, self.teacher.name, self.data, self.figures)
+            held_out = describe_held_out(self.data, self.validation)
+            write_card(partial, self.student.config, self.recipe, self.teacher.name, held_out, self.figures)
 
 
 def initial_model(teacher: Teacher, recipe: Recipe) -> PreTrainedModel:
@@ -151,11 +158,14 @@ def save_student(student: Attn2MambaForCausalLM, teacher: Teacher, path: Path) -
     teacher.tokenizer.save_pretrained(path)
 
 
+def describe_held_out(data: Sequence[str], validation: Sequence[str] | None) -> str:
+    """In words, the text that perplexities are measured on, without a machine's paths."""
+    names = ", ".join(Path(x).name if Path(x).is_absolute() else x for x in validation or data)
+    return f"Validation text ({names})" if validation else f"Held-out part of the training data ({names})"
+
+
 def recipe_header(teacher: str, data: Sequence[str], validation: Sequence[str] | None) -> str:
     """What a run was started with, as a comment above its recipe."""
-    words = [
-        f"--teacher {teacher}",
-        *(f"--data {x}" for x in data),
-        *(f"--validation {x}" for x in validation or ()),
-    ]
-    return f"# attn2mamba distill --recipe recipe.yaml {' '.join(words)}\n"
+    options = [("teacher", teacher), *(("data", x) for x in data), *(("validation", x) for x in validation or ())]
+    words = [word for name, value in options for word in (f"--{name}", value)]
+    return f"# attn2mamba distill --recipe recipe.yaml {shlex.join(words)}\n"

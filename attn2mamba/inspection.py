@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .convert import attention_geometry, clean_config
-from .sizes import CONTEXTS, cross_over, human_bytes, kv_bytes, state_bytes
+from .sizes import CONTEXTS, cross_over, human_bytes, human_cross_over, kv_bytes, state_bytes
 from .student.configuration_attn2mamba import Attn2MambaConfig
 from .student.mixers import Mixer
 from .teachers import Teacher
@@ -25,12 +25,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @dataclass
 class Variant:
     """One mixer for the teacher: parameters added, bytes of state per sequence (bf16 activations, fp32 state),
-    and the context length, in tokens, from which that is less than the KV cache."""
+    and the context length, in tokens, from which that is less than the KV cache (None: never)."""
 
     mixer: str
     added_parameters: int
     state_bytes: int
-    cross_over: int
+    cross_over: int | None
 
 
 @dataclass
@@ -77,5 +77,5 @@ def print_inspection(found: Inspection, console: Console) -> None:
     table.add_row("KV cache (bf16)", "", *map(human_bytes, found.kv_bytes.values()), "")
     for v in found.variants:
         sizes = [human_bytes(v.state_bytes)] * len(found.kv_bytes)
-        table.add_row(v.mixer, f"{v.added_parameters / 1e6:.2f}M", *sizes, f"{v.cross_over:,} tokens")
+        table.add_row(v.mixer, f"{v.added_parameters / 1e6:.2f}M", *sizes, human_cross_over(v.cross_over))
     console.print(table)

@@ -24,9 +24,11 @@ def cosine_loss(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def mse_loss(prediction: Tensor, target: Tensor) -> Tensor:
-    """Squared error over the target's mean square, so that every layer counts alike: (B, T, H, v) twice -> (B, T)."""
+    """Squared error over the target's mean square in the sequence, so that every layer counts alike, whatever else is
+    in the micro-batch: (B, T, H, v) twice -> (B, T)."""
     target = target.float()
-    return (prediction.float() - target).square().mean(dim=(-2, -1)) / target.square().mean().clamp_min(1e-12)
+    scale = target.square().mean(dim=(1, 2, 3)).clamp_min(1e-12)
+    return (prediction.float() - target).square().mean(dim=(-2, -1)) / scale.unsqueeze(1)
 
 
 def attention_loss(prediction: Tensor, target: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from .data import BlockStream
 from .distill import initial_model, make_stage
 from .recipe import Recipe
 from .sizes import state_bytes
-from .stages import Stage
+from .stages import Stage, check_freezes
 from .teachers import Teacher
 from .train import micro_batch_size, split, steps_of
 
@@ -34,6 +34,7 @@ class StagePlan:
 def plan(recipe: Recipe, teacher: Teacher, stream: BlockStream) -> list[StagePlan]:
     """Runs a few micro-batches of each stage on a throw-away student; writes nothing."""
     student, _ = convert(initial_model(teacher, recipe), recipe.stages[0].mixer.model_dump(), recipe.keep)
+    check_freezes(recipe, student.config)
     plans = []
     for index, spec in enumerate(recipe.stages):
         if index and spec.mixer.name != student.config.mixer["name"]:

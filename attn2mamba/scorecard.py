@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from .card import describe
 from .evaluate.generation import continue_text, decode_rate
 from .run import write_text
-from .sizes import CONTEXTS, cross_over, human_bytes, kv_bytes, state_bytes
+from .sizes import CONTEXTS, cross_over, human_bytes, human_cross_over, kv_bytes, state_bytes
 from .student.configuration_attn2mamba import Attn2MambaConfig
 from .teachers import load_teacher
 
@@ -71,7 +71,8 @@ def print_scorecard(card: dict[str, Any], console: Console) -> None:
         values = (f"{rates[role]:.1f}" for role in ("teacher", "student"))
         table.add_row(f"decode tokens/s after {int(context):,} tokens", *values)
     console.print(table)
-    console.print(f"The student needs less memory than the teacher from {card['memory_cross_over']:,} tokens on.")
+    crossing = human_cross_over(card["memory_cross_over"])
+    console.print(f"Context from which the student needs less memory than the teacher: {crossing}.")
     for role, text in card["continuation"].items():
         console.print(f"{role}: {card['prompt']}{text}", markup=False)
     console.print(

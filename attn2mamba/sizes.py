@@ -1,5 +1,7 @@
 """Bytes per sequence: a KV cache grows with the context, a state does not. From shapes alone."""
 
+from transformers import DynamicCache
+
 from .student.configuration_attn2mamba import Attn2MambaConfig
 
 CONTEXTS = (1024, 8192, 65536)
@@ -26,15 +28,14 @@ def state_bytes(config: Attn2MambaConfig, element: int = 4) -> int:
 
 def kv_bytes(config: Attn2MambaConfig, context: int, element: int = 4, kept_only: bool = False) -> int:
     """Bytes of one sequence's KV cache after `context` tokens: the teacher's, or, with kept_only, what a hybrid
-    student still keeps. Layers with a sliding window keep no more than that."""
-    base = config.base()
-    kinds = getattr(base, "layer_types", None) or []
+    student still keeps. Of a sliding window transformers keeps all tokens but the one that leaves next."""
+    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config.base()).layers]
     total = 0
     for index, (kv_heads, head_dim, value_dim) in enumerate(_kv_shapes(config)):
         if kept_only and config.layers[index] is not None:
             continue
-        sliding = index < len(kinds) and kinds[index] == "sliding_attention"
-        length = min(context, base.sliding_window) if sliding else context
+        window = windows[index]
+        length = context if window is None else min(context, window - 1)
         total += kv_heads * (head_dim + value_dim) * length * element
     return total
 
@@ -44,19 +45,24 @@ def _kv_shapes(config: Attn2MambaConfig) -> list[tuple[int, int, int]]:
     return [(g, d, v) for _, g, d, v, _ in (layer or known for layer in config.layers)]
 
 
-def cross_over(config: Attn2MambaConfig, element: int = 4) -> int:
-    """Context length, in tokens, from which the student's memory is smaller than the teacher's KV cache."""
+def cross_over(config: Attn2MambaConfig, element: int = 4) -> int | None:
+    """Context length, in tokens, from which the student's memory is smaller than the teacher's KV cache; None if it
+    never is (every converted layer had a small sliding window)."""
     fixed = state_bytes(config, element)
     low, high = 0, 1
     while fixed + kv_bytes(config, high, element, kept_only=True) >= kv_bytes(config, high, element):
         high *= 2
         if high > 2**40:
-            raise ValueError("a student that keeps every growing layer never becomes smaller")
+            return None
     while high - low > 1:
         middle = (low + high) // 2
         smaller = fixed + kv_bytes(config, middle, element, kept_only=True) < kv_bytes(config, middle, element)
         low, high = (low, middle) if smaller else (middle, high)
     return high
+
+
+def human_cross_over(tokens: int | None) -> str:
+    return "never" if tokens is None else f"{tokens:,} tokens"
 
 
 def human_bytes(count: float) -> str:

@@ -12,6 +12,8 @@ from . import losses
 from .errors import UserError
 from .recipe import Finetune, Recipe, Transfer
 from .student.attention import mixer_attentions, softmax_attention
+from .student.configuration_attn2mamba import Attn2MambaConfig
+from .student.inputs import positions_within
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
 
 Batch = dict[str, Tensor]
@@ -159,8 +161,11 @@ class FinetuneStage:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Metrics:
+        training = self.model.training
+        self.model.eval()  # dropout would blur the figure and move the random state on
         with self.autocast:
             logits = self.model(**model_inputs(batch, self.reset), use_cache=False).logits
+        self.model.train(training)
         return {"loss": float(losses.cross_entropy(logits, self._labels(batch), total=1))}
 
 
@@ -172,8 +177,6 @@ def model_inputs(batch: Batch, reset: bool) -> Batch:
 
 def teacher_inputs(batch: Batch, reset: bool) -> Batch:
     """The same for a plain transformers model, which tells packed documents by positions that start anew."""
-    from .student.inputs import positions_within
-
     inputs = {"input_ids": batch["input_ids"]}
     return {**inputs, "position_ids": positions_within(batch["document_ids"])} if reset else inputs
 
@@ -184,6 +187,16 @@ def autocast(model: nn.Module, recipe: Recipe) -> AbstractContextManager:
     if parameter.dtype != torch.float32:
         raise UserError(f"training needs fp32 weights, not {parameter.dtype}: 16 bits lose small updates; load in fp32")
     return torch.autocast(parameter.device.type, torch.bfloat16) if recipe.precision == "bf16" else nullcontext()
+
+
+def check_freezes(recipe: Recipe, config: Attn2MambaConfig) -> None:
+    """Raises UserError, before anything trains, for a `freeze` that will match nothing when its stage begins."""
+    for stage in recipe.stages:
+        if isinstance(stage, Finetune):
+            mixer = stage.mixer.model_dump()
+            shape = Attn2MambaConfig(base_config=config.base_config, mixer=mixer, layers=config.layers)
+            with torch.device("meta"):
+                frozen_names(Attn2MambaForCausalLM(shape), stage.freeze)
 
 
 def frozen_names(model: Attn2MambaForCausalLM, patterns: list[str]) -> set[str]:

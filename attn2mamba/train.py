@@ -1,7 +1,6 @@
 """The loop: accumulate, clip, step, log, evaluate, save, resume. It knows no stage by name."""
 
 import hashlib
-import json
 import math
 import time
 from collections import defaultdict
@@ -15,9 +14,10 @@ from torch import Tensor, nn
 
 from .data import Blocks, BlockStream
 from .errors import UserError
+from .interrupt import Stopped, StopRequest
 from .progress import Progress
 from .recipe import Optimizer, Recipe
-from .run import Run, load_tensors
+from .run import Run, load_tensors, tag_of
 from .stages import Batch, Metrics, Stage
 
 MICRO_TOKENS = 2048
@@ -26,7 +26,7 @@ NON_FINITE_LIMIT = 3
 
 @dataclass
 class Position:
-    """Where a run stands: stage index, optimiser steps done in it, tokens consumed by it."""
+    """Where a run stands: stage index, optimiser steps done in it, and how many of those were skipped."""
 
     stage: int
     step: int = 0
@@ -34,7 +34,7 @@ class Position:
 
     @property
     def tag(self) -> str:
-        return f"stage{self.stage}-step{self.step:08d}"
+        return tag_of(self.stage, self.step)
 
 
 class Trainer:
@@ -69,6 +69,7 @@ class Trainer:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, cosine_schedule(self.steps, recipe.optimizer))
         self.frozen_before = fingerprint(self._frozen())
         self.in_a_row = 0
+        self.random_state = torch.get_rng_state()  # after the last whole step
 
     def _frozen(self) -> dict[str, Tensor]:
         return {name: p for name, p in self.model.named_parameters() if name not in self.parameters}
@@ -79,7 +80,8 @@ class Trainer:
         state = load_tensors(checkpoint / "trainer.pt")
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        torch.set_rng_state(state["rng"])
+        self.random_state = state["rng"]
+        torch.set_rng_state(self.random_state)
         self.position = Position(**state["position"])
 
     def save(self) -> Path:
@@ -90,65 +92,73 @@ class Trainer:
             state = {
                 "optimizer": self.optimizer.state_dict(),
                 "schedule": self.schedule.state_dict(),
-                "rng": torch.get_rng_state(),
+                "rng": self.random_state,
                 "position": vars(self.position),
             }
             torch.save(state, path / "trainer.pt")
-            (path / "position.json").write_text(json.dumps(vars(self.position)))
 
         return self.run.save(self.position.tag, write, self.recipe.checkpoints.keep)
 
+    @property
+    def _step_tokens(self) -> int:
+        return self.recipe.batch_size * self.recipe.sequence_length
+
+    def _due(self, every: int) -> bool:
+        """Whether the last step passed a multiple of `every` tokens, or was the stage's last. True before the first."""
+        tokens = self.position.step * self._step_tokens
+        return self.position.step == self.steps or tokens // every > (tokens - self._step_tokens) // every
+
     def train(self, progress: Progress) -> None:
-        """Run the stage to its end. On KeyboardInterrupt the state is saved and the interrupt passed on."""
-        progress.start(self.stage.name, self.steps * self.recipe.batch_size * self.recipe.sequence_length)
+        """Run the stage to its end. When the user stops it, or training diverges, a checkpoint is saved first."""
+        progress.start(self.stage.name, self.steps * self._step_tokens)
         self.stage.start()
-        step_tokens = self.recipe.batch_size * self.recipe.sequence_length
         began, saved_at = time.monotonic(), self.position.step
         try:
-            if self.position.step == 0:
-                self._evaluate(progress)
-            while self.position.step < self.steps:
-                metrics = self._step()
-                self.position.step += 1
-                tokens = self.position.step * step_tokens
-                entry = {
-                    "stage": self.position.stage,
-                    "kind": self.stage.name,
-                    "step": self.position.step,
-                    "tokens": tokens,
-                }
-                entry |= {
-                    "lr": self.schedule.get_last_lr()[0],
-                    "seconds": round(time.monotonic() - began, 3),
-                    **metrics,
-                }
-                self.run.log(entry)
-                progress.update(tokens, metrics["loss"])
-                last = self.position.step == self.steps
-                if last or crossed(tokens, step_tokens, self.recipe.evaluate.every):
-                    self._evaluate(progress)
-                if last or crossed(tokens, step_tokens, self.recipe.checkpoints.every):
-                    self.save()
-                    saved_at = self.position.step
-        except (KeyboardInterrupt, NonFiniteError):
-            if self.position.step > saved_at:
-                self.optimizer.zero_grad()
-                self.save()
-            raise
+            with StopRequest() as stop:
+                try:
+                    if self._due(self.recipe.evaluate.every) and not self._evaluated():
+                        self._evaluate(progress, stop)
+                    while self.position.step < self.steps:
+                        self._log_step(self._step(stop), time.monotonic() - began, progress)
+                        if self.in_a_row == NON_FINITE_LIMIT:
+                            raise NonFiniteError(
+                                f"loss or gradient was not finite {NON_FINITE_LIMIT} steps in a row (step "
+                                f"{self.position.step} of {self.stage.name}); lower its lr and start again"
+                            )
+                        if self._due(self.recipe.evaluate.every):
+                            self._evaluate(progress, stop)
+                        if self._due(self.recipe.checkpoints.every):
+                            self.save()
+                            saved_at = self.position.step
+                        stop.check()
+                except (Stopped, NonFiniteError):
+                    self.optimizer.zero_grad()
+                    if self.position.step > saved_at:
+                        self.save()
+                    raise
         finally:
             self.stage.stop()
             progress.stop()
         assert fingerprint(self._frozen()) == self.frozen_before, "a frozen tensor changed during the stage"
 
-    def _step(self) -> Metrics:
+    def _log_step(self, metrics: Metrics, seconds: float, progress: Progress) -> None:
+        position, tokens = self.position, self.position.step * self._step_tokens
+        entry = {"stage": position.stage, "kind": self.stage.name, "step": position.step, "tokens": tokens}
+        self.run.log({**entry, "seconds": round(seconds, 3), **metrics})
+        progress.update(tokens, metrics["loss"])
+
+    def _step(self, stop: StopRequest) -> Metrics:
+        """One optimiser step, or none if the loss or a gradient is not finite. Stopped midway, it leaves no trace."""
         start = self.first_sequence + self.position.step * self.recipe.batch_size
         batch = to_device(self.data.batch(start, self.recipe.batch_size), self.model)
         total = self.stage.count(batch)
         sums: Metrics = defaultdict(float)
         for piece in split(batch, self.recipe.micro_batch_size or micro_batch_size(self.recipe)):
+            stop.check()
             for name, value in self.stage.backward(piece, total).items():
                 sums[name] += value
         norm = float(nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.optimizer.clip))
+        lr = float(self.schedule.get_last_lr()[0])
         if math.isfinite(sums["loss"]) and math.isfinite(norm):
             self.optimizer.step()
             self.in_a_row = 0
@@ -157,31 +167,29 @@ class Trainer:
             self.in_a_row += 1
         self.optimizer.zero_grad()
         self.schedule.step()
-        if self.in_a_row == NON_FINITE_LIMIT:
-            raise NonFiniteError(
-                f"loss or gradient was not finite {NON_FINITE_LIMIT} steps in a row (step {self.position.step + 1} of "
-                f"{self.stage.name}); lower its lr and start again"
-            )
-        return {**sums, "gradient_norm": norm, "skipped": self.position.skipped}
+        self.position.step += 1
+        self.random_state = torch.get_rng_state()
+        return {"lr": lr, **sums, "gradient_norm": norm, "skipped": self.position.skipped}
 
-    def _evaluate(self, progress: Progress) -> None:
+    def _evaluate(self, progress: Progress, stop: StopRequest) -> None:
         count = min(len(self.held_out), max(1, self.recipe.evaluate.tokens // self.recipe.sequence_length))
         sums: Metrics = defaultdict(float)
         for index in range(count):
+            stop.check()
             batch = to_device({name: x.unsqueeze(0) for name, x in self.held_out[index].items()}, self.model)
             sums["tokens"] += self.stage.count(batch)
             for name, value in self.stage.evaluate(batch).items():
                 sums[name] += value
-        loss = sums["loss"] / sums["tokens"]
-        self.run.log(
-            {
-                "stage": self.position.stage,
-                "kind": self.stage.name,
-                "step": self.position.step,
-                "held_out_loss": loss,
-            }
-        )
-        progress.note(f"{self.stage.name} step {self.position.step}: held-out loss {loss:.4f}")
+        loss = sums["loss"] / max(sums["tokens"], 1)
+        position = self.position
+        entry = {"stage": position.stage, "kind": self.stage.name, "step": position.step}
+        self.run.log({**entry, "held_out_loss": loss})
+        progress.note(f"{self.stage.name} step {position.step}: held-out loss {loss:.4f}")
+
+    def _evaluated(self) -> bool:
+        """Whether this position's held-out loss is in the log: not if the run was stopped while measuring it."""
+        place = (self.position.stage, self.position.step)
+        return any("held_out_loss" in e and (e["stage"], e["step"]) == place for e in self.run.entries())
 
 
 class NonFiniteError(UserError):
@@ -201,11 +209,6 @@ def micro_batch_size(recipe: Recipe) -> int:
         if recipe.batch_size % n == 0 and n * recipe.sequence_length <= MICRO_TOKENS
     ]
     return max(fits, default=1)
-
-
-def crossed(tokens: int, step_tokens: int, every: int) -> bool:
-    """Whether the step that ended at `tokens` passed a multiple of `every`."""
-    return tokens // every > (tokens - step_tokens) // every
 
 
 def split(batch: Batch, size: int) -> Iterator[Batch]:
@@ -245,6 +248,6 @@ def cosine_schedule(steps: int, options: Optimizer):
 def fingerprint(tensors: dict[str, Tensor]) -> dict[str, str]:
     """sha256 of each tensor's bytes."""
     return {
-        name: hashlib.sha256(t.detach().cpu().contiguous().view(torch.uint8).numpy().data).hexdigest()
+        name: hashlib.sha256(t.detach().cpu().reshape(-1).view(torch.uint8).numpy().data).hexdigest()
         for name, t in tensors.items()
     }

@@ -1,6 +1,8 @@
 """Shared fixtures: offline, a token store of the session's own, a tokenizer and teachers too small to notice."""
 
+import copy
 import os
+import random
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -19,6 +21,9 @@ from transformers import (
 )
 
 from attn2mamba.student.mixers import Mixer
+
+
+torch.set_num_threads(1)  # tensors this small only wait for one another; pytest-xdist uses the cores
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,3 +103,30 @@ def randomise():
         return module
 
     return change
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> str:
+    """A text file of a hundred short documents' worth of words, in one jsonl file."""
+    draw = random.Random(0)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "dog", "log", "ran", "to", "see", "sun"]
+    lines = [f'{{"text": "{" ".join(draw.choices(words, k=60))}"}}\n' for _ in range(100)]
+    path = tmp_path_factory.mktemp("data") / "corpus.jsonl"
+    path.write_text("".join(lines))
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def teacher_directory(tmp_path_factory, tiny_tokenizer) -> str:
+    """A tiny Llama with tied embeddings, its tokenizer with a chat template, and generation settings, as saved."""
+    torch.manual_seed(7)
+    config = FAMILIES["llama"]()
+    config.vocab_size, config.eos_token_id = len(tiny_tokenizer), tiny_tokenizer.eos_token_id
+    model = AutoModelForCausalLM.from_config(config)
+    model.generation_config.update(repetition_penalty=1.5, eos_token_id=config.eos_token_id)
+    path = tmp_path_factory.mktemp("teachers") / "tiny-llama"
+    model.save_pretrained(path)
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(path)
+    return str(path)

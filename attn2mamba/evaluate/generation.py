@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
+from ..errors import UserError
+from ..quiet import quiet
+
 
 class _Printer(TextStreamer):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, write: Callable[[str], None]) -> None:
@@ -34,16 +37,19 @@ def continue_text(
     ids = torch.tensor([tokenizer(prompt).input_ids], dtype=torch.long)
     if not ids.shape[1]:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if start is None:
+            raise UserError("this tokenizer has no BOS or EOS token to start from; give a prompt")
         ids = torch.tensor([[start]])
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
-    output = generate(
-        ids.to(model.device),
-        attention_mask=torch.ones_like(ids).to(model.device),
-        max_new_tokens=max_new_tokens,
-        streamer=_Printer(tokenizer, write),
-        **sampling,
-    )
+    with quiet():
+        output = generate(
+            ids.to(model.device),
+            attention_mask=torch.ones_like(ids).to(model.device),
+            max_new_tokens=max_new_tokens,
+            streamer=_Printer(tokenizer, write),
+            **sampling,
+        )
     return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..errors import UserError
+
 TOKENS_PER_FORWARD = 2048
 
 
@@ -24,23 +26,29 @@ class Perplexity:
 
     @property
     def per_token(self) -> float:
-        return math.exp(self.nll / self.tokens)
+        return _exp(self.nll / self.tokens)
 
     @property
     def per_word(self) -> float | None:
-        return math.exp(self.nll / self.words) if self.words else None
+        return _exp(self.nll / self.words) if self.words else None
 
     @property
     def bits_per_byte(self) -> float | None:
         return self.nll / math.log(2) / self.bytes if self.bytes else None
 
     def to_dict(self) -> dict[str, float | int | None]:
-        figures = {
+        figures: dict[str, float | int | None] = {
             "perplexity": self.per_token,
             "word_perplexity": self.per_word,
             "bits_per_byte": self.bits_per_byte,
         }
-        return {**figures, **asdict(self)}
+        figures |= asdict(self)
+        return {name: x if x is None or math.isfinite(x) else None for name, x in figures.items()}
+
+
+def _exp(x: float) -> float:
+    """e^x; infinity where it overflows, as by word in a script without spaces."""
+    return torch.tensor(x, dtype=torch.float64).exp().item()
 
 
 def text_perplexity(
@@ -52,9 +60,11 @@ def text_perplexity(
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> Perplexity:
     """Score every token of each text once, in windows of `context` tokens that do not overlap; a text's first token
-    is predicted from the tokenizer's EOS (as lm-evaluation-harness's rolling log-likelihood does). Stops after the
-    window that reaches max_tokens; words and bytes are then those of the part scored. A word is a run of
-    non-space characters. `advance` is told of every tokens scored."""
+    is predicted from the tokenizer's EOS, which ends the document before it. Stops at max_tokens; words and bytes
+    are then those of the part scored. A word is a run of non-space characters. `advance` is told of the tokens scored.
+    Raises UserError where there is nothing to score."""
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"tokenizer '{tokenizer.name_or_path}' has no EOS token to start a text from; set eos_token")
     result = Perplexity(0.0, 0)
     for text in texts:
         left = None if max_tokens is None else max_tokens - result.tokens
@@ -63,7 +73,7 @@ def text_perplexity(
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         if left is not None and len(ids) > left:
-            ids = ids[: max(left, 1)]
+            ids = ids[:left]
             text = text[: offsets[len(ids) - 1][1]]
         for inputs, targets in batches(windows(ids, tokenizer.eos_token_id, context)):
             result.nll += negative_log_likelihood(model, inputs, targets)
@@ -72,7 +82,7 @@ def text_perplexity(
         result.words += len(re.findall(r"\S+", text))
         result.bytes += len(text.encode())
     if not result.tokens:
-        raise ValueError("no text to score")
+        raise UserError("no text to score; give text that is not empty")
     return result
 
 
@@ -96,7 +106,7 @@ def batches(items: Iterable[tuple[list[int], list[int]]]) -> Iterator[tuple[Tens
         yield torch.tensor([i for i, _ in held]), torch.tensor([t for _, t in held])
 
 
-@torch.inference_mode()
+@torch.no_grad()  # inference mode would leave a model whose rotary frequencies change with length unfit for training
 def negative_log_likelihood(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> float:
     """Sum over all positions of -log p(target), in nats; inputs and targets (B, T)."""
     logits = model(input_ids=inputs.to(model.device), use_cache=False).logits.float()

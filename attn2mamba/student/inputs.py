@@ -42,6 +42,8 @@ class Call:
         if attention_mask is not None:
             if attention_mask.dim() != 2:
                 raise ValueError("attention_mask must be 2-D (batch, tokens): a mixer is causal and has no other mask")
+            if attention_mask.shape[1] < length:
+                raise ValueError(f"attention_mask covers {attention_mask.shape[1]} of {length} tokens")
             valid = attention_mask[:, -length:].bool()
             valid = None if bool(valid.all()) else valid
         if document_ids is not None and (cache is not None or valid is not None):
@@ -75,10 +77,14 @@ class Call:
         return self.map(lambda x: permute(x, order)), order
 
     def mask_labels(self) -> "Call":
-        """No loss on padding, nor on a row's first token, which only padding would predict."""
-        if self.labels is None or self.valid is None:
+        """No loss on padding, nor on the first token of a row or document, which nothing before it would predict."""
+        if self.labels is None or (self.valid is None and self.document_ids is None):
             return self
-        predicted = F.pad(self.valid[:, :-1], (1, 0), value=False) & self.valid
+        if self.document_ids is not None:
+            predicted = F.pad(self.document_ids[:, 1:] == self.document_ids[:, :-1], (1, 0), value=False)
+        else:
+            assert self.valid is not None
+            predicted = F.pad(self.valid[:, :-1], (1, 0), value=False) & self.valid
         return replace(self, labels=self.labels.masked_fill(~predicted, -100))
 
     def prepare(self, cache: StateCache | None) -> tuple[TokenInfo, Tensor | None, Tensor | None]:

@@ -45,6 +45,7 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
             geometry = config.layers[cast(int, attention.layer_idx)]
             if geometry is not None:
                 install(attention, Mixer(config.mixer, geometry))
+        self.converted = mixer_attentions(backbone)
         self.need_masks(bool(config.kept_layers))
         self.post_init()
 
@@ -115,7 +116,7 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
     def _step(self, call: Call, cache: StateCache | None, logits_to_keep: int | Tensor, **kwargs: Any) -> Any:
         call, order = call.mask_labels().pads_to_the_left()
         tokens, positions, mask = call.prepare(cache)
-        for attention in mixer_attentions(self.backbone):
+        for attention in self.converted:
             attention.tokens = tokens
         outputs = self.backbone(
             input_ids=call.input_ids,

@@ -31,9 +31,10 @@ def recurrent_scan(
     for t in range(length):
         if log_decay is not None:
             state = state * log_decay[:, :, t, None, None].float().exp()
-        state = state + key[:, :, t, :, None] * value[:, :, t, None, :]
-        outputs.append(query[:, :, :, t] @ state)
-    return torch.stack(outputs, dim=3).view(batch, heads, length, width), state
+        state = torch.addcmul(state, key[:, :, t, :, None], value[:, :, t, None, :])
+        outputs.append((query[:, :, :, t] @ state).unsqueeze(3))
+    output = outputs[0] if length == 1 else torch.cat(outputs, dim=3)
+    return output.view(batch, heads, length, width), state
 
 
 def chunked_scan(

@@ -204,7 +204,6 @@ MAY_IMPORT = {
     "data": DATA,
     "sources": DATA,
     "store": DATA,
-    "teachers": {"errors"},
 }
 MUST_NOT_IMPORT = {
     "evaluate": {"stages", "train", "cli"},

@@ -145,7 +145,9 @@ def test_decoding_after_padding(student, side):
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_chunks_of_rows_of_different_lengths(student, side):
-    chunks, cache, masks, logits = [draw(3, 6, 1), draw(4, 1, 7), draw(2, 5, 3)], student.new_cache(), [], []
+    """The third call is a decoding step in which one row has nothing to add."""
+    chunks = [draw(3, 6, 1), draw(4, 1, 7), draw(1, 0, 1), draw(2, 5, 3)]
+    cache, masks, logits = student.new_cache(), [], []
     for rows in chunks:
         ids, mask = pad(rows, side)
         masks.append(mask)
@@ -409,3 +411,18 @@ def test_16_bit_weights_keep_a_32_bit_memory(student, dtype, tmp_path):
     assert all(layer.tensors["memory"].dtype == torch.float32 for layer in output.past_key_values.layers)
     difference = (output.logits[0].float() - alone(student, row)).norm() / alone(student, row).norm()
     assert difference < (0.1 if dtype == torch.bfloat16 else 0.02)
+
+
+def test_model_loss_does_not_cross_documents(tiny_teacher):
+    student, _ = convert(tiny_teacher("llama"), {"name": "hedgemamba"})
+    ids = torch.randint(3, student.config.vocab_size, (1, 12))
+    documents = (torch.arange(12) >= 7).long()[None]
+    packed = student(ids, labels=ids, document_ids=documents).loss
+    parts = [student(ids[:, a:b], labels=ids[:, a:b], use_cache=False).loss * (b - a - 1) for a, b in ((0, 7), (7, 12))]
+    torch.testing.assert_close(packed, sum(parts) / 10)
+
+
+def test_mask_shorter_than_the_tokens_is_refused(tiny_teacher):
+    student, _ = convert(tiny_teacher("llama"), {"name": "hedgemamba"})
+    with pytest.raises(ValueError, match="covers 3 of 5"):
+        student(torch.ones(1, 5, dtype=torch.long), attention_mask=torch.ones(1, 3))

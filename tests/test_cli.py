@@ -1,0 +1,274 @@
+"""The command line: a whole conversion, and what every mistake says."""
+
+import json
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attn2mamba_cli
+from attn2mamba import plan
+from attn2mamba.data import load_texts
+from attn2mamba.evaluate.perplexity import text_perplexity
+from attn2mamba.teachers import load_teacher
+
+RECIPE = """
+sequence_length: 16
+batch_size: 2
+checkpoints: {every: 64}
+evaluate: {every: 64, tokens: 64}
+stages:
+  - {kind: transfer, tokens: 128, lr: 1e-2}
+  - {kind: finetune, mixer: {name: hedgemamba, window: 0}, tokens: 128, lr: 1e-3}
+"""
+
+
+@pytest.fixture
+def cli(monkeypatch, capfd):
+    """Run the command line in this process; (exit code, stdout, stderr)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attn2mamba", *map(str, words)])
+        handler = signal.getsignal(signal.SIGTERM)
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as exit:
+                attn2mamba_cli.main()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return exit.value.code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("recipes") / "tiny.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty working directory, with a home and a token store of its own to see what is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def files(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*"))
+
+
+def test_from_a_teacher_to_an_answer(cli, here, recipe, teacher_directory, corpus):
+    distill = ["distill", "--recipe", recipe, "--teacher", teacher_directory, "--data", corpus, "--output", "run"]
+    code, out, err = cli(*distill)
+    assert code == 0
+    assert "Scorecard: A HedgeMamba model" in out and "attn2mamba generate run/final" in out
+    assert "Traceback" not in err and "it/s" not in err and "stage 1 (finetune)" in err
+    card = json.loads((here / "run" / "scorecard.json").read_text())
+    assert set(card["perplexity"]) == {"teacher", "hedgehog", "student"}
+    assert card["memory_bytes"]["1024"]["student"] == card["memory_bytes"]["65536"]["student"]
+
+    code, out, err = cli("eval", "run", "--teacher", teacher_directory, "--data", corpus, "--context", 32,
+                         "--max-tokens", 100, "--output", "new/figures.json")  # fmt: skip
+    assert code == 0, err
+    figures = json.loads((here / "new" / "figures.json").read_text())
+    for name, path in {"run": "run/final", teacher_directory: teacher_directory}.items():
+        model = load_teacher(path)
+        expected = text_perplexity(model.model, model.tokenizer, load_texts(corpus), 32, 100)
+        assert figures["models"][name] == expected.to_dict()
+        assert f"{expected.per_token:.2f}" in out
+    assert figures["models"]["run"]["tokens"] == 100
+
+    for prompt in ("the cat", ""):
+        code, out, err = cli("generate", "run", "--prompt", prompt, "--max-new-tokens", 5)
+        assert (code, err) == (0, "") and out.startswith(prompt) and out.endswith("\n")
+    sampled = [cli("generate", "run", "--prompt", "a", "--temperature", 1, "--seed", s)[1] for s in (0, 0, 1)]
+    assert sampled[0] == sampled[1] != sampled[2]
+
+    assert cli(*distill)[0] == 2
+    code, out, err = cli(*distill, "--resume")
+    assert code == 0 and "finished already" in err and "Scorecard" in out
+
+
+def test_inspect(cli, teacher_directory):
+    code, out, err = cli("inspect", teacher_directory)
+    assert (code, err) == (0, "") and "2 attention layers would be converted" in out
+    found = json.loads(cli("inspect", teacher_directory, "--json")[1])
+    assert (found["family"], found["layers"]) == ("llama", 2)
+
+
+def test_recipes(cli):
+    code, out, _ = cli("recipes")
+    names = [line.split()[0] for line in out.splitlines()]
+    assert code == 0 and {"default", "paper", "demo"} <= set(names)
+    assert all(cli("recipes", name)[1].startswith("# attn2mamba distill --recipe") for name in names)
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_a_dry_run_prints_a_plan_and_writes_nothing(cli, here, recipe, teacher_directory, corpus, monkeypatch, window):
+    monkeypatch.setattr(plan, "TIMED_SECONDS", 0)
+    monkeypatch.setenv("ATTN2MAMBA_CACHE", str(here / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["--recipe", recipe, "--teacher", teacher_directory, "--data", corpus, "--output", "run", "--dry-run"]
+    changes = ["--set", f"stages.0.mixer.window={window}", "--set", f"stages.1.mixer.window={window}"]
+    code, out, err = cli("distill", *words, *changes)
+    assert code == 0, err
+    assert "transfer" in out and "finetune" in out and "128" in out and "seconds" in out
+    assert files(here) == []
+
+
+MISTAKES = {
+    "no teacher": (["--data", "corpus"], "Missing option '--teacher'"),
+    "no data": (["--teacher", "teacher"], "Missing option '--data'"),
+    "no output": (["--teacher", "teacher", "--data", "corpus"], "give a directory for the run"),
+    "unknown option": (["--techer", "x"], "No such option"),
+    "unknown teacher": (["--teacher", "nobody/nothing", "--data", "corpus"], "check the name and the network"),
+    "no such teacher": (["--teacher", "./nowhere", "--data", "corpus"], "no such file or directory"),
+    "no such data": (["--teacher", "teacher", "--data", "nowhere.txt"], "no such file or directory"),
+    "empty data": (["--teacher", "teacher", "--data", "empty.txt"], "holds no text"),
+    "short data": (["--teacher", "teacher", "--data", "short.txt"], "has 2 tokens; sequence_length 16 needs"),
+    "bad weight": (["--teacher", "teacher", "--data", "corpus=-1"], "must be a number above 0"),
+    "bad override": (["--teacher", "teacher", "--data", "corpus", "--set", "seed"], "must read key=value"),
+    "unknown key": (["--teacher", "teacher", "--data", "corpus", "--set", "sed=1"], "did you mean 'seed'?"),
+    "impossible": (["--teacher", "teacher", "--data", "corpus", "--set", "batch_size=0"], "greater than or equal"),
+    "unknown recipe": (["--teacher", "teacher", "--data", "corpus", "--recipe", "papr"], "did you mean 'paper'?"),
+    "freeze": (["--teacher", "teacher", "--data", "corpus", "--set", "stages.1.freeze=[x.y]"], "'x.y' matches no"),
+    "in use": (["--teacher", "teacher", "--data", "corpus", "--output", "used"], "used is in use"),
+    "not a run": (["--teacher", "teacher", "--data", "corpus", "--output", "used", "--resume"], "is not a run"),
+    "a file": (["--teacher", "teacher", "--data", "corpus", "--output", "empty.txt"], "empty.txt is a file"),
+    "below a file": (["--teacher", "teacher", "--data", "corpus", "--output", "empty.txt/a"], "cannot write"),
+}
+
+
+OF_THE_OUTPUT = ("no output", "in use", "not a run", "a file", "below a file")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "dry"), [(m, dry) for m in MISTAKES for dry in (False, True) if not (dry and m in OF_THE_OUTPUT)]
+)
+def test_mistakes_are_one_line(cli, here, recipe, teacher_directory, corpus, mistake, dry):
+    arguments, complaint = MISTAKES[mistake]
+    (here / "empty.txt").write_text(" \n")
+    (here / "short.txt").write_text("at")
+    (here / "used").mkdir()
+    (here / "used" / "thesis.tex").write_text("mine")
+    before = files(here)
+    names = {"teacher": teacher_directory, "corpus": corpus, "corpus=-1": f"{corpus}=-1"}
+    words = ["distill", "--recipe", recipe, *(names.get(word, word) for word in arguments)]
+    if "--output" not in words and mistake != "no output":
+        words += ["--output", "run"]
+    code, out, err = cli(*words, *(["--dry-run"] if dry else []))
+    assert (code, out) == (2, "")
+    lines = err.splitlines()
+    assert lines[-1].startswith("attn2mamba: ") and complaint in lines[-1]
+    assert all(line.startswith("loading ") for line in lines[:-1])
+    assert files(here) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["eval", "./nowhere"], "no such file or directory"),
+        (["eval", "teacher", "--data", "nowhere.txt"], "no such file or directory"),
+        (["eval", "teacher", "--data", "empty.txt"], "holds no text"),
+        (["eval", "teacher", "--data", "short.txt", "--output", "empty.txt/a.json"], "cannot write"),
+        (["eval", "teacher", "--context", "0"], "'--context'"),
+        (["generate", "./nowhere", "--prompt", "a"], "no such file or directory"),
+        (["generate", "teacher"], "Missing option '--prompt'"),
+        (["inspect", "."], "has no config.json"),
+        (["recipes", "papr"], "did you mean 'paper'?"),
+        (["distil"], "Did you mean 'distill'?"),
+    ],
+)
+def test_mistakes_of_the_other_commands(cli, here, teacher_directory, words, complaint):
+    (here / "empty.txt").write_text("")
+    (here / "short.txt").write_text("at")
+    before = files(here)
+    code, _, err = cli(*(teacher_directory if word == "teacher" else word for word in words))
+    assert code == 2
+    assert err.startswith("attn2mamba: ") and err.count("\n") == 1 and complaint in err
+    assert files(here) == before
+
+
+def test_a_text_without_spaces_is_scored(cli, here, teacher_directory):
+    """One word of a thousand tokens: its perplexity by word is beyond any float."""
+    (here / "one.txt").write_text("x" * 2000)
+    code, _, err = cli("eval", teacher_directory, "--data", "one.txt", "--output", "figures.json")
+    assert code == 0, err
+    (figures,) = json.loads((here / "figures.json").read_text())["models"].values()
+    assert figures["word_perplexity"] is None and math.isfinite(figures["perplexity"])
+
+
+def test_a_bug_is_not_dressed_up(cli, monkeypatch):
+    monkeypatch.setattr("attn2mamba.recipe.recipe_names", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        attn2mamba_cli.app(["recipes"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["distill", "--help"]])
+def test_help_is_quick(words):
+    """Without torch and transformers, whose import takes seconds."""
+    code = (
+        "import sys, attn2mamba_cli\n"
+        "try: attn2mamba_cli.main()\n"
+        "except SystemExit as exit: print(exit.code, [m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+
+    def seconds():
+        """Of the processor, since others may be using it."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert "Usage" in done.stdout and done.stdout.endswith("0 []\n")
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(seconds() < 0.5 for attempt in range(4))
+
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["attn2mamba.distill"])
+
+
+def interrupted(words: list[str], number: int, log: str) -> None:
+    """The command line, which gets signal `number` once it has logged a step of its second stage."""
+    from attn2mamba.run import Run
+
+    def entry(self, values):
+        original(self, values)
+        if values["stage"] == 1 and "loss" in values:
+            os.kill(os.getpid(), number)
+
+    original = Run.log
+    Run.log = entry
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 2)
+    sys.argv = ["attn2mamba", *words]
+    attn2mamba_cli.main()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_says_how_to_go_on(cli, here, recipe, teacher_directory, corpus, number):
+    words = ["distill", "--recipe", str(recipe), "--teacher", teacher_directory, "--data", corpus]
+    words += ["--set", "keep=[1]", "--output", "my run"]
+    process = CONTEXT.Process(target=interrupted, args=(words, number, str(here / "log")))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 130
+    text = (here / "log").read_text()
+    assert "Traceback" not in text
+    *_, last = text.splitlines()
+    assert last.strip() == (
+        f"attn2mamba distill --recipe {recipe} --teacher {teacher_directory} --data {corpus} "
+        "--set 'keep=[1]' --output 'my run' --resume"
+    )
+    assert (here / "my run" / "checkpoints" / "stage1-step00000001").is_dir()
+    code, _, err = cli(*words, "--resume")
+    assert code == 0 and "resuming from stage1-step00000001" in err
