@@ -214,6 +214,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path, bad):
     assert toy.model.weight.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the first step is skipped
 def test_three_in_a_row_end_the_run(tmp_path):
     toy = Toy(tmp_path, {f"backward {n}": nan for n in (1, 5, 7, 9)})
     with pytest.raises(NonFiniteError, match="not finite 3 steps in a row") as caught:
