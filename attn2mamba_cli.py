@@ -80,8 +80,10 @@ def _dry_run(recipe: Any, teacher_name: str, data: list[str], validation: list[s
     from attn2mamba.data import open_data
     from attn2mamba.plan import plan
     from attn2mamba.sizes import human_bytes
+    from attn2mamba.teachers import check_length
 
     teacher = load(teacher_name)
+    check_length(teacher.model, recipe.sequence_length)
     table = Table(title="Plan", title_justify="left")
     for column in ("stage", "mixer", "trains", "frozen", "tokens", "steps", "state per sequence", "about"):
         table.add_column(column)
@@ -119,6 +121,7 @@ def evaluate(
     from attn2mamba.data import load_texts
     from attn2mamba.evaluate.perplexity import text_perplexity
     from attn2mamba.run import disk_errors, write_text
+    from attn2mamba.teachers import check_length
 
     load_texts(data)  # a wrong name fails before a model is loaded
     figures: dict[str, Any] = {"data": data, "context": context, "precision": "fp32", "models": {}}
@@ -128,6 +131,7 @@ def evaluate(
     reference = None
     for name in [teacher, model] if teacher else [model]:
         loaded = _load_model(name)
+        check_length(loaded.model, context)
         result = text_perplexity(loaded.model, loaded.tokenizer, load_texts(data), context, max_tokens)
         figures["models"][name] = result.to_dict()
         reference = reference or result.per_token
@@ -178,12 +182,13 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """What would be converted, and state bytes against KV-cache bytes by context length. Reads no weights."""
+    import torch
     from rich.console import Console
 
     from attn2mamba import load
     from attn2mamba.inspection import inspect_teacher, print_inspection
 
-    found = inspect_teacher(load(teacher, config_only=True))
+    found = inspect_teacher(load(teacher, config_only=True, dtype=torch.bfloat16))
     if as_json:
         print(json.dumps(asdict(found), indent=1))
     else:

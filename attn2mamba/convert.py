@@ -1,7 +1,7 @@
 """Teacher -> Hedgehog -> HedgeMamba, with an account of every tensor.
 
 A student starts as a copy of its teacher with a mixer in each attention; a handover swaps the mixers for larger ones
-that start as the same function. Both return a report in which each tensor is copied, derived or initialised.
+that start as the same function. Both return a report in which each tensor is copied or initialised.
 """
 
 import copy
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .errors import UserError
@@ -55,9 +55,12 @@ def convert(
     Raises UserError when the teacher has no attention to replace or `keep` names a layer that is not there.
     """
     if mixer_attentions(teacher):
-        raise UserError("this model is converted already; convert its teacher, or train it further as it is")
-    options = complete_mixer({"name": "hedgehog", **(mixer or {})})
-    geometry = attention_geometry(teacher)
+        raise UserError("this model is converted already; give its teacher")
+    try:
+        options = complete_mixer({"name": "hedgehog", **(mixer or {})})
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    geometry = attention_geometry(teacher, options["window"])
     for index in kept_indices(teacher, keep, len(geometry)):
         geometry[index] = None
     if not any(geometry):
@@ -118,10 +121,11 @@ def hand_over(student: Attn2MambaForCausalLM, mixer: dict[str, Any]) -> Transfer
     return report
 
 
-def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
+def attention_geometry(model: PreTrainedModel, window: int = 0) -> list[list[int] | None]:
     """[num_heads, num_kv_heads, head_dim, value_dim, hidden_size] of each decoder layer's attention, as its own code
-    calls the attention function (after RoPE and QK-norm, before any repetition of heads). Needs a model with weights
-    or one on CPU; runs one forward of two tokens. Raises UserError when the model has no such attention."""
+    calls the attention function (after RoPE and QK-norm, before any repetition of heads). Runs one forward of
+    two tokens, which a model on the meta device can do too. Raises UserError when a layer has no such attention, or one
+    that a softmax `window` in its mixer could not follow."""
     found = dict(attentions(model))
     seen: dict[int, list[int]] = {}
     hidden: dict[int, int] = {}
@@ -132,6 +136,7 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
 
     def observe(module, query, key, value, mask, **kwargs):
         heads, kv_heads = query.shape[1], key.shape[1]
+        refuse_window(module, window, kwargs)
         seen[module.layer_idx] = [heads, kv_heads, query.shape[-1], value.shape[-1], hidden[module.layer_idx]]
         return query.new_zeros(*query.shape[:1], query.shape[2], heads, value.shape[-1])
 
@@ -144,6 +149,13 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
         with torch.no_grad():
             ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
             model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    except UserError:
+        raise
+    except Exception as error:  # each family fails in its own way
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{type(model).__name__} cannot be converted: its attention fails when probed ({reason})"
+        ) from error
     finally:
         model.config._attn_implementation = before
         for handle in handles:
@@ -155,7 +167,25 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int] | None]:
             f"{type(model).__name__}: no attention found that goes through transformers' attention interface; "
             "only decoders whose attention modules do can be converted"
         )
-    return [seen.get(i) for i in range(max(seen) + 1)]
+    missing = [i for i in range(model.config.num_hidden_layers) if i not in seen]
+    if missing:
+        raise UserError(
+            f"{type(model).__name__}: layers {', '.join(map(str, missing))} have no softmax attention to convert; "
+            "models that are hybrids already are not supported"
+        )
+    return [seen[i] for i in range(len(seen))]
+
+
+def refuse_window(module: nn.Module, window: int, options: dict[str, Any]) -> None:
+    """Raise UserError where a window of plain softmax would not be the teacher's own attention."""
+    reasons = {"softcap": "soft-capped attention scores", "s_aux": "attention sinks"}
+    found = [words for name, words in reasons.items() if options.get(name) is not None]
+    if window > (options.get("sliding_window") or window):
+        found.append(f"a sliding window of {options['sliding_window']} tokens")
+    if window and found:
+        raise UserError(
+            f"{type(module).__name__} has {found[0]}, which mixer window {window} cannot follow; set window to 0"
+        )
 
 
 def kept_indices(model: PreTrainedModel, keep: Sequence[int] | Literal["sliding"], num_layers: int) -> list[int]:

@@ -81,12 +81,6 @@ class BlockStream:
         rows = [self._block(number) for number in range(start, start + count)]
         return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
 
-    def epoch_of(self, number: int) -> int:
-        """Whole passes, before this sequence number, over the source that was gone through most often."""
-        page, offset = divmod(number, PAGE)
-        drawn = self._before(page) + np.bincount(self._sources(page)[:offset], minlength=len(self.blocks))
-        return max(int(n) // len(blocks) for n, blocks in zip(drawn, self.blocks, strict=True))
-
     def _block(self, number: int) -> dict[str, torch.Tensor]:
         page, offset = divmod(number, PAGE)
         sources = self._sources(page)

@@ -20,7 +20,7 @@ from .recipe import Finetune, Recipe
 from .run import Run, check_output, place_of, write_beside, write_text
 from .stages import FinetuneStage, Stage, TransferStage, check_freezes
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
-from .teachers import Teacher, load_teacher
+from .teachers import Teacher, check_length, load_teacher
 from .train import Trainer
 
 
@@ -62,6 +62,7 @@ class Distillation:
         with quiet():
             self.progress.note(f"loading {self.teacher_name}")
             self.teacher = load_teacher(self.teacher_name)
+            check_length(self.teacher.model, self.recipe.sequence_length)
             self.stream, self.held_out = self.open_data(self.teacher)
             torch.manual_seed(self.recipe.seed)
             self.student, report = convert(

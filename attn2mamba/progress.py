@@ -20,11 +20,10 @@ class Progress:
         self.bar: Bar | None = None
         self.task: TaskID | None = None
 
-    def start(self, name: str, total_tokens: int) -> None:
-        """Begin a stage of `total_tokens`; a resumed one starts its clock at the first update."""
-        self.name, self.total = name, total_tokens
-        self.first: tuple[float, int] | None = None
-        self.shown = time.monotonic()
+    def start(self, name: str, total_tokens: int, done: int = 0) -> None:
+        """Begin a stage of `total_tokens`, of which a resumed run has `done` some."""
+        self.name, self.total, self.first = name, total_tokens, done
+        self.began = self.shown = time.monotonic()
         if self.console.is_terminal:
             columns = (
                 TextColumn("{task.description}"),
@@ -33,15 +32,13 @@ class Progress:
                 TimeRemainingColumn(),
             )
             self.bar = Bar(*columns, console=self.console)
-            self.task = self.bar.add_task(name, total=total_tokens, text="")
+            self.task = self.bar.add_task(name, total=total_tokens, completed=done, text="")
             self.bar.start()
 
     def update(self, tokens: int, loss: float) -> None:
         """Tokens of the stage done so far and the last step's loss."""
         now = time.monotonic()
-        if self.first is None:
-            self.first = (now, tokens)
-        rate = (tokens - self.first[1]) / max(now - self.first[0], 1e-9)
+        rate = (tokens - self.first) / max(now - self.began, 1e-9)
         text = f"{tokens:,}/{self.total:,} tokens, {rate:,.0f} tokens/s, loss {loss:.4f}"
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=tokens, text=text)

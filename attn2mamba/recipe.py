@@ -195,6 +195,14 @@ class Recipe(_Section):
         return self
 
     @model_validator(mode="after")
+    def _something_older_than_the_window(self) -> Self:
+        for index, stage in enumerate(self.stages):
+            if stage.mixer.window >= self.sequence_length:
+                why = f"must be below sequence_length {self.sequence_length}, or nothing trains the state"
+                raise ValueError(f"'stages.{index}.mixer.window' {stage.mixer.window} {why}")
+        return self
+
+    @model_validator(mode="after")
     def _mixers_follow(self) -> Self:
         stages = self.stages[:1]
         for index, stage in enumerate(self.stages[1:], start=1):

@@ -92,7 +92,8 @@ class TransferStage:
         with torch.set_grad_enabled(self.learning):
             if wants_weights:
                 scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
-                predicted = module.mixer.attention_weights(query, key, scaling, module.tokens)
+                with torch.autocast(query.device.type, enabled=False):
+                    predicted = module.mixer.attention_weights(query, key, scaling, module.tokens)
                 assert weights is not None
                 per_token = losses.attention_loss(predicted, weights)
             else:

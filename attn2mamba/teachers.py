@@ -75,6 +75,15 @@ def load_teacher(name: str, *, dtype: torch.dtype = torch.float32, config_only: 
     return Teacher(model.eval(), tokenizer, label, model.config)
 
 
+def check_length(model: PreTrainedModel, length: int) -> None:
+    """Raise UserError when `length` tokens are more than the model has learned positions for (RoPE has no limit)."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    tokens = model.get_input_embeddings()
+    tables = [m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding) and m is not tokens]
+    if limit and length > limit and any(limit <= size <= limit + 8 for size in tables):  # OPT's table has two more
+        raise UserError(f"this model has positions for {limit} tokens, not {length}; use a shorter length")
+
+
 def _locate(name: str) -> tuple[str, str, dict[str, Any]]:
     """What from_pretrained takes first, a label without a machine's paths, and from_pretrained's keywords."""
     if name in BUILT_IN:

@@ -83,6 +83,7 @@ class Trainer:
         self.random_state = state["rng"]
         torch.set_rng_state(self.random_state)
         self.position = Position(**state["position"])
+        self.frozen_before = fingerprint(self._frozen())
 
     def save(self) -> Path:
         """Write a checkpoint of the model, the optimiser and the place in the data."""
@@ -110,7 +111,7 @@ class Trainer:
 
     def train(self, progress: Progress) -> None:
         """Run the stage to its end. When the user stops it, or training diverges, a checkpoint is saved first."""
-        progress.start(self.stage.name, self.steps * self._step_tokens)
+        progress.start(self.stage.name, self.steps * self._step_tokens, self.position.step * self._step_tokens)
         self.stage.start()
         began, saved_at = time.monotonic(), self.position.step
         try:

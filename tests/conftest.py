@@ -22,7 +22,6 @@ from transformers import (
 
 from attn2mamba.student.mixers import Mixer
 
-
 torch.set_num_threads(1)  # tensors this small only wait for one another; pytest-xdist uses the cores
 
 

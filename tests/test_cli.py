@@ -213,24 +213,27 @@ def test_a_bug_is_not_dressed_up(cli, monkeypatch):
         attn2mamba_cli.app(["recipes"], standalone_mode=False)
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], ["distill", "--help"]])
-def test_help_is_quick(words):
-    """Without torch and transformers, whose import takes seconds."""
+def help_seconds(*words: str) -> float:
+    """Processor time of the command in a process of its own, which must not import what takes seconds."""
     code = (
         "import sys, attn2mamba_cli\n"
         "try: attn2mamba_cli.main()\n"
         "except SystemExit as exit: print(exit.code, [m for m in ('torch', 'transformers') if m in sys.modules])"
     )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "Usage" in done.stdout and done.stdout.endswith("0 []\n")
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    def seconds():
-        """Of the processor, since others may be using it."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert "Usage" in done.stdout and done.stdout.endswith("0 []\n")
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert any(seconds() < 0.5 for attempt in range(4))
+@pytest.mark.parametrize("words", [[], ["distill", "--help"]])
+def test_help_imports_neither_torch_nor_transformers(words):
+    help_seconds(*words)
+
+
+def test_help_takes_less_than_half_a_second():
+    assert any(help_seconds("--help") < 0.5 for attempt in range(4))  # others may be using the processor
 
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -260,7 +263,7 @@ def test_a_stop_says_how_to_go_on(cli, here, recipe, teacher_directory, corpus, 
     words += ["--set", "keep=[1]", "--output", "my run"]
     process = CONTEXT.Process(target=interrupted, args=(words, number, str(here / "log")))
     process.start()
-    process.join(120)
+    process.join(600)
     assert process.exitcode == 130
     text = (here / "log").read_text()
     assert "Traceback" not in text

@@ -295,7 +295,7 @@ def test_killed_and_resumed_is_as_never_stopped(whole, again, tmp_path, teacher_
     arguments = (recipe_of(tmp_path), teacher_directory, [corpus], tmp_path / "run")
     process = CONTEXT.Process(target=victim, args=(place, signal.SIGKILL, arguments))
     process.start()
-    process.join(120)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL
     assert tags(tmp_path / "run")[-1].startswith("stage1")
     again()

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from ..errors import UserError
 from ..quiet import quiet
+from ..teachers import check_length
 
 
 class _Printer(TextStreamer):
@@ -40,6 +41,7 @@ def continue_text(
         if start is None:
             raise UserError("this tokenizer has no BOS or EOS token to start from; give a prompt")
         ids = torch.tensor([[start]])
+    check_length(model, ids.shape[1] + max_new_tokens)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
     with quiet():

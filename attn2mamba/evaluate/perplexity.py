@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -57,11 +57,10 @@ def text_perplexity(
     texts: Iterable[str],
     context: int,
     max_tokens: int | None = None,
-    advance: Callable[[int], None] = lambda tokens: None,
 ) -> Perplexity:
     """Score every token of each text once, in windows of `context` tokens that do not overlap; a text's first token
     is predicted from the tokenizer's EOS, which ends the document before it. Stops at max_tokens; words and bytes
-    are then those of the part scored. A word is a run of non-space characters. `advance` is told of the tokens scored.
+    are then those of the part scored. A word is a run of non-space characters.
     Raises UserError where there is nothing to score."""
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer '{tokenizer.name_or_path}' has no EOS token to start a text from; set eos_token")
@@ -70,14 +69,12 @@ def text_perplexity(
         left = None if max_tokens is None else max_tokens - result.tokens
         if left is not None and left <= 0:
             break
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if left is not None and len(ids) > left:
             ids = ids[:left]
-            text = text[: offsets[len(ids) - 1][1]]
+            text = str(tokenizer.decode(ids))
         for inputs, targets in batches(windows(ids, tokenizer.eos_token_id, context)):
             result.nll += negative_log_likelihood(model, inputs, targets)
-            advance(int((targets >= 0).sum()))
         result.tokens += len(ids)
         result.words += len(re.findall(r"\S+", text))
         result.bytes += len(text.encode())

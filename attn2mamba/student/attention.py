@@ -28,9 +28,12 @@ CACHE_ARGUMENTS = ("cache", "past_key_values", "layer_past")
 
 
 class MixerAttention(nn.Module):
-    """Put before a family's attention class. `tokens` describes the model's latest call, so with gradient
-    checkpointing each forward's backward must come before the next forward. `observer`, when set, is called in place of the mixer as
-    observer(module, mix, query, key, value, mask, **kwargs) and returns what the layer attends to (stage 1)."""
+    """Put before a family's attention class.
+
+    `tokens` describes the model's latest call, so with gradient checkpointing each forward's backward must come before
+    the next forward. `observer`, when set, is called in place of the mixer as
+    observer(module, mix, query, key, value, mask, **kwargs) and returns what the layer attends to (stage 1).
+    """
 
     mixer: Mixer
     tokens: TokenInfo

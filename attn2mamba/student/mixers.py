@@ -28,7 +28,7 @@ from .window import OlderWeight, WindowSpan
 
 SOFTPLUS_INVERSE_1 = math.log(math.e - 1)
 SILU_INVERSE_1 = 1.2784645427610738
-NORMALISER_EPS = 1e-12
+SMALLEST_NORMALISER = 1e-30  # only an empty state, and padding, come below it; adding it would bias small sums
 
 
 class TokenInfo(NamedTuple):
@@ -202,7 +202,7 @@ class Mixer(nn.Module):
         if state is not None:
             state.set(memory=memory)
         numerator, weight = output[..., :-1], output[..., -1:]
-        normaliser = weight + NORMALISER_EPS
+        normaliser = weight.clamp_min(SMALLEST_NORMALISER)
         output = numerator / normaliser
         if local is None or self.older is None:
             return output
@@ -213,15 +213,15 @@ class Mixer(nn.Module):
 
     def attention_weights(self, query: Tensor, key: Tensor, scaling: float, tokens: TokenInfo) -> Tensor:
         """The weights (B, H, T, T) that this mixer, without decay, gives to the tokens: the quadratic form of
-        `forward`, for matching the teacher's weights."""
+        `forward`, for matching the teacher's weights; fp32, so call it without autocast."""
         assert self.decay is None
         groups = query.shape[1] // key.shape[1]
         features = self.feature_k(key).repeat_interleave(groups, 1)
-        log_weights = (self.feature_q(query) @ features.mT + NORMALISER_EPS).log()
+        log_weights = (self.feature_q(query) @ features.mT).clamp_min(SMALLEST_NORMALISER).log()
         index = torch.arange(key.shape[2], device=key.device)
         behind = index[:, None] - index
         if self.older is not None:
-            scores = (query @ key.repeat_interleave(groups, 1).mT).float() * scaling
+            scores = (query * scaling).float() @ key.float().repeat_interleave(groups, 1).mT
             log_weights = torch.where(behind < self.window, scores, log_weights + self.older(query))
         ids = document_slots(tokens, key)
         visible = (behind >= 0) & (ids.unsqueeze(2) == ids.unsqueeze(1))

@@ -85,8 +85,9 @@ class WindowSpan(NamedTuple):
         log-sum-exp of its scores (B, H, T, 1); both fp32. Banded: memory is T * (window + 64), never T * T."""
         batch, heads, length, head_dim = query.shape
         groups = self.key.shape[1]
+        query = query * scaling  # before the product: fp16 scores would overflow
         if length == 1:
-            return self._attend_last(query.view(batch, groups, heads // groups, head_dim), scaling)
+            return self._attend_last(query.view(batch, groups, heads // groups, head_dim))
         block = min(BLOCK, length)
         blocks = -(-length // block)
         fill = blocks * block - length
@@ -94,7 +95,7 @@ class WindowSpan(NamedTuple):
         key, value = (F.pad(x, (0, 0, 0, fill)).unfold(2, size, block) for x in (self.key, self.value))
         rows = F.pad(query, (0, 0, 0, fill)).view(batch, groups, heads // groups, blocks, block, head_dim)
         rows = rows.transpose(2, 3).reshape(batch, groups, blocks, -1, head_dim)
-        scores = (rows @ key).float().unflatten(3, (heads // groups, block)) * scaling
+        scores = (rows @ key).float().unflatten(3, (heads // groups, block))
         scores = scores.masked_fill(~self._visible(block, fill), -torch.inf)
         log_weight = scores.logsumexp(dim=-1, keepdim=True)
         weights = (scores - log_weight).exp()
@@ -102,9 +103,9 @@ class WindowSpan(NamedTuple):
         output, log_weight = (x.transpose(2, 3).reshape(batch, heads, -1, x.shape[-1]) for x in (output, log_weight))
         return output[:, :, :length], log_weight[:, :, :length]
 
-    def _attend_last(self, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-        """`attend` for one token, its query as (B, G, H / G, d): no blocks and no band."""
-        scores = (query @ self.key[:, :, 1:].mT).float() * scaling
+    def _attend_last(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """`attend` for one token, its scaled query as (B, G, H / G, d): no blocks and no band."""
+        scores = (query @ self.key[:, :, 1:].mT).float()
         scores = scores.masked_fill((self.ids[:, 1:] != self.ids[:, -1:])[:, None, None], -torch.inf)
         log_weight = scores.logsumexp(dim=-1, keepdim=True)
         output = (scores - log_weight).exp() @ self.value[:, :, 1:].float()
