@@ -48,7 +48,7 @@ def write_card(
     {"perplexity", "tokens"} on the text that `held_out` describes."""
     rows = ["| model | perplexity | tokens scored |", "|---|---|---|"]
     rows += [f"| {role} | {x['perplexity']:.2f} | {x['tokens']:,} |" for role, x in figures.items()]
-    where = f"{held_out}, {recipe.sequence_length} tokens of context, fp32."
+    where = f"{held_out}, {recipe.sequence_length} tokens of context (packed documents see each other), fp32."
     text = TEMPLATE.format(
         title=f"{teacher} as {config.mixer['name']}",
         kind=describe(config),

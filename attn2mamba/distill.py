@@ -18,6 +18,7 @@ from .progress import Progress
 from .quiet import quiet
 from .recipe import Finetune, Recipe
 from .run import Run, check_output, place_of, write_beside, write_text
+from .sources import parse_source
 from .stages import FinetuneStage, Stage, TransferStage, check_freezes
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
 from .teachers import Teacher, check_length, load_teacher
@@ -161,8 +162,13 @@ def save_student(student: Attn2MambaForCausalLM, teacher: Teacher, path: Path) -
 
 def describe_held_out(data: Sequence[str], validation: Sequence[str] | None) -> str:
     """In words, the text that perplexities are measured on, without a machine's paths."""
-    names = ", ".join(Path(x).name if Path(x).is_absolute() else x for x in validation or data)
+    names = ", ".join(_public_name(parse_source(x).name) for x in validation or data)
     return f"Validation text ({names})" if validation else f"Held-out part of the training data ({names})"
+
+
+def _public_name(source: str) -> str:
+    """A file or directory by its last part, anything else (a hub id, a built-in name) as it is."""
+    return Path(source).name if Path(source).exists() or source[0] in "/.~" else source
 
 
 def recipe_header(teacher: str, data: Sequence[str], validation: Sequence[str] | None) -> str:

@@ -78,8 +78,8 @@ class Run:
         self._lock = lock(path)
         if not in_use:
             write_text(path / "recipe.yaml", recipe)
-        for left in self.checkpoints.glob(".partial-*"):
-            shutil.rmtree(left)
+        for left in [*self.checkpoints.glob(".partial-*"), *path.glob(".partial-*/")]:
+            shutil.rmtree(left, ignore_errors=True)
 
     def __enter__(self) -> Self:
         return self
@@ -179,9 +179,11 @@ def write_beside(final: Path) -> Iterator[Path]:
                 if file.is_file():
                     with file.open("rb") as handle:
                         os.fsync(handle.fileno())
+            old = final.parent / f".partial-old-{final.name}"
             if final.exists():
-                shutil.rmtree(final)
+                final.rename(old)
             partial.rename(final)
+            shutil.rmtree(old, ignore_errors=True)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -1,4 +1,4 @@
-"""The chunked scan against the token loop and against the L x L form, forward, in one run.
+"""The chunked scan against the token loop and against the L x L form, forward and with backward, in one run.
 
     python benchmarks/scan.py [--length 2048] [--repeats 5]
 
@@ -6,6 +6,7 @@ Prints the median milliseconds of each, and the ratio to the chunked scan pair b
 """
 
 import argparse
+from functools import partial
 
 import torch
 from timing import compare
@@ -37,16 +38,18 @@ def main() -> None:
     value = torch.randn(1, KV_HEADS, options.length, VALUES)
     log_decay = -torch.rand(1, KV_HEADS, options.length) * 0.01
     inputs = (query, key, value, log_decay)
+    scans = {"chunked scan": chunked_scan, "token loop": recurrent_scan, "L x L": lambda *x: (quadratic(*x), None)}
     with torch.no_grad():
         torch.testing.assert_close(chunked_scan(*inputs)[0], quadratic(*inputs), rtol=1e-3, atol=1e-4)
-        compare(
-            {
-                "chunked scan": lambda: chunked_scan(*inputs),
-                "token loop": lambda: recurrent_scan(*inputs),
-                "L x L": lambda: quadratic(*inputs),
-            },
-            options.repeats,
-        )
+        print("forward")
+        compare({name: partial(scan, *inputs) for name, scan in scans.items()}, options.repeats)
+    print("forward and backward")
+    leaves = [x.requires_grad_() for x in inputs]
+    compare({name: partial(both, scan, leaves) for name, scan in scans.items()}, options.repeats)
+
+
+def both(scan, leaves) -> None:
+    torch.autograd.grad(scan(*leaves)[0].sum(), leaves)
 
 
 if __name__ == "__main__":

@@ -179,6 +179,16 @@ def test_resumed_from_any_checkpoint_is_as_never_stopped(whole, again, tmp_path,
     assert tags(tmp_path / "run") == tags(whole)
 
 
+def test_resumed_where_what_stage_1_trained_is_frozen(again, tmp_path):
+    options = ["stages.1.freeze=['*.mixer.feature_q', '*.mixer.feature_k']", "checkpoints.every=64"]
+    again(*options)
+    expected = result(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "final")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "stage1-step00000005")
+    again(*options)
+    assert result(tmp_path / "run") == expected
+
+
 def test_a_damaged_checkpoint_costs_the_steps_since_the_one_before(whole, again, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(whole, run)
