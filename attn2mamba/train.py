@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_model, save_model
@@ -68,6 +69,7 @@ class Trainer:
         self.optimizer = adamw(self.parameters, recipe.stages[index].lr, recipe.optimizer)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, cosine_schedule(self.steps, recipe.optimizer))
         self.frozen_before = fingerprint(self._frozen())
+        self.bounded: list[Any] = [module for module in model.modules() if hasattr(module, "project")]
         self.in_a_row = 0
         self.random_state = torch.get_rng_state()  # after the last whole step
 
@@ -162,6 +164,8 @@ class Trainer:
         lr = float(self.schedule.get_last_lr()[0])
         if math.isfinite(sums["loss"]) and math.isfinite(norm):
             self.optimizer.step()
+            for module in self.bounded:
+                module.project()
             self.in_a_row = 0
         else:
             self.position.skipped += 1

@@ -185,7 +185,7 @@ def test_micro_batches_add_up_to_the_batch(tiny_teacher, randomise, loss, reset)
             student, stage = finetune(teacher, teacher, loss=ALL_LOSSES, reset_documents=reset)
         else:
             student, stage = transfer(teacher, loss, reset_documents=reset)
-        randomise(student)  # at a decay rate of 0 the gradient's sign decides whether it counts
+        randomise(student)
         total = stage.count(batch)
         values.append(sum(stage.backward(piece, total)["loss"] for piece in split(batch, size)))
         gradients.append({name: p.grad for name, p in student.named_parameters() if p.grad is not None})

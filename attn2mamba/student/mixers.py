@@ -91,7 +91,8 @@ class CausalConv(nn.Module):
 
 
 class _NonNegative(torch.autograd.Function):
-    """max(x, 0) whose gradient lets a parameter at or below 0 move up: a plain clamp never wakes up again."""
+    """max(x, 0) whose gradient lets a parameter below 0 move up: a plain clamp never wakes up again. At 0 the gradient
+    passes whole, so that pieces of a batch add up; `Decay.project` keeps the parameter from going below."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class _NonNegative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        return torch.where((x > 0) | (grad < 0), grad, torch.zeros_like(grad))
+        return torch.where((x >= 0) | (grad < 0), grad, torch.zeros_like(grad))
 
 
 class Decay(nn.Module):
@@ -117,6 +118,11 @@ class Decay(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         dt = F.softplus(self.step(x).float()).transpose(1, 2)
         return dt, -dt * _NonNegative.apply(self.rate.float()).unsqueeze(-1)
+
+    @torch.no_grad()
+    def project(self) -> None:
+        """After an optimiser step: back to where the rate means something."""
+        self.rate.clamp_(min=0)
 
 
 class Mixer(nn.Module):

@@ -224,7 +224,7 @@ def test_the_future_changes_nothing(mixer, options, window):
 
 @pytest.mark.parametrize("start", [0.0, -0.02])
 def test_decay_wakes_up(start):
-    """A rate at or below 0 does not move further down, and rises as soon as forgetting pays."""
+    """A rate at or below 0 does not stay below it, and rises as soon as forgetting pays."""
     decay, x = Decay(HIDDEN, KV_HEADS), torch.randn(1, 9, HIDDEN)
     torch.nn.init.constant_(decay.rate, start)
     optimizer = torch.optim.SGD([decay.rate], lr=0.05)
@@ -234,12 +234,28 @@ def test_decay_wakes_up(start):
             optimizer.zero_grad()
             loss(decay(x)[1]).backward()
             optimizer.step()
+            decay.project()
 
     descend(lambda log_decay: -log_decay.mean(-1).sum())
-    assert torch.equal(decay.rate, torch.full((KV_HEADS,), start))
+    assert torch.equal(decay.rate, torch.zeros(KV_HEADS))
     assert torch.equal(decay(x)[1], torch.zeros(1, KV_HEADS, 9))
     descend(lambda log_decay: (log_decay + 0.5).square().mean(-1).sum())
     assert (decay.rate > 0.3).all()
+
+
+def test_gradients_of_a_rate_at_zero_add_up():
+    """Pieces of a batch that pull apart must cancel, not leave the upward one alone."""
+    decay, x = Decay(HIDDEN, KV_HEADS), torch.randn(1, 9, HIDDEN)
+    for sign in (1, -1):
+        (sign * decay(x)[1].sum()).backward()
+    assert torch.equal(decay.rate.grad, torch.zeros(KV_HEADS))
+
+
+def test_a_rate_below_zero_is_not_pushed_further_down():
+    decay = Decay(HIDDEN, KV_HEADS)
+    torch.nn.init.constant_(decay.rate, -0.02)
+    (-decay(torch.randn(1, 9, HIDDEN))[1].sum()).backward()
+    assert not decay.rate.grad.any()
 
 
 def test_decay_starts_at_one():
@@ -252,7 +268,7 @@ def test_decay_starts_at_one():
 def test_every_parameter_learns_from_the_start(mixer, window):
     module, tensors, moved = mixer({**HEDGEMAMBA, "window": window}, fresh=True), draw(30), set()
     query, _, value, hidden, _ = tensors
-    for sign in (1, -1):  # a rate of 0 can only grow
+    for sign in (1, -1):
         module.zero_grad()
         convolved = module.conv(hidden, TokenInfo(), None)
         key = convolved[..., :HEAD_DIM].unsqueeze(1).expand(-1, KV_HEADS, -1, -1)
