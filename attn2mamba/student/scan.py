@@ -80,7 +80,8 @@ def chunked_scan(
 
 def _split_chunks(x: Tensor, chunks: int, chunk: int) -> Tensor:
     """(B, h, T, d) -> (B, h, chunks, chunk, d), zero-padded at the end (log-decay 0 and key 0 leave the state)."""
-    return F.pad(x, (0, 0, 0, chunks * chunk - x.shape[2])).unflatten(2, (chunks, chunk))
+    missing = chunks * chunk - x.shape[2]
+    return (F.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (chunks, chunk))
 
 
 def _decay_matrix(log_decay: Tensor) -> Tensor:
