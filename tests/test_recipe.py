@@ -195,5 +195,12 @@ def test_python_callers_do_not_see_their_own_stages_changed():
     stages = load_recipe("direct").stages * 2
     stages[0].mixer.window = 16
     second = stages[1].model_copy(update={"mixer": type(stages[1].mixer)(name="hedgemamba")})
-    recipe = Recipe(sequence_length=8, batch_size=1, stages=[stages[0], second])
+    recipe = Recipe(sequence_length=32, batch_size=1, stages=[stages[0], second])
     assert (recipe.stages[1].mixer.window, second.mixer.window) == (16, 0)
+
+
+def test_a_window_that_leaves_the_state_nothing_is_refused(two_stages):
+    assert "'stages.0.mixer.window' 128 must be below sequence_length" in message(
+        two_stages, "stages.0.mixer.window=128"
+    )
+    load_recipe(two_stages, ["stages.0.mixer.window=127"])

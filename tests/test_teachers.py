@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
     GPT2Config,
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 from attn2mamba.errors import UserError
-from attn2mamba.teachers import load_teacher
+from attn2mamba.teachers import check_length, load_teacher
 
 SMALL = {"vocab_size": 300, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 
@@ -167,3 +168,15 @@ def test_a_gguf_file_cut_short(tmp_path):
     with open(f"{folder}/SmolLM2-135M-Instruct.Q4_1.gguf", "rb") as file:
         (tmp_path / "cut.gguf").write_bytes(file.read(20_000_000))
     assert "cannot be read" in error_of(tmp_path / "cut.gguf", config_only=True)
+
+
+@pytest.mark.parametrize(("config", "limited"), [(GPT2Config, True), (LlamaConfig, False)])
+def test_learned_positions_have_an_end(config, limited):
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 20}
+    model = AutoModelForCausalLM.from_config(config(**small, max_position_embeddings=32))
+    check_length(model, 32)
+    if limited:
+        with pytest.raises(UserError, match="positions for 32 tokens, not 33"):
+            check_length(model, 33)
+    else:
+        check_length(model, 33)

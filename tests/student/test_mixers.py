@@ -308,3 +308,12 @@ def test_a_normaliser_is_shared_by_window_and_state(mixer):
     query, key, value, *rest = draw(60)
     actual = mix(mixer({**HEDGEHOG, "window": 5}), [query, key, torch.full_like(value, math.pi), *rest])
     torch.testing.assert_close(actual, torch.full_like(actual, math.pi), atol=1e-5, rtol=0)
+
+
+def test_features_that_hardly_overlap_still_give_an_average(mixer):
+    """One token can only return its own value, however small phi(q) phi(k) is."""
+    module = mixer({"name": "hedgehog"}, fresh=True)
+    query, key, value, hidden, _ = (20 * x if i < 2 else x for i, x in enumerate(draw(1)))
+    output = module(query, key, value, hidden, hidden, SCALING, TokenInfo(), None)
+    expected = value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
+    torch.testing.assert_close(output, expected)
