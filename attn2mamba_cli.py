@@ -85,16 +85,21 @@ def _dry_run(recipe: Any, teacher_name: str, data: list[str], validation: list[s
     teacher = load(teacher_name)
     check_length(teacher.model, recipe.sequence_length)
     table = Table(title="Plan", title_justify="left")
-    for column in ("stage", "mixer", "trains", "frozen", "tokens", "steps", "state per sequence", "about"):
-        table.add_column(column)
     with tempfile.TemporaryDirectory() as cache:
         length = recipe.sequence_length
         stream, _ = open_data(
             data, teacher.tokenizer, length, seed=recipe.seed, validation=validation, cache_dir=Path(cache)
         )
-        for s in plan(recipe, teacher, stream):
-            counts = (f"{n:,}" for n in (s.trainable, s.frozen, s.tokens, s.steps))
-            table.add_row(s.name, s.mixer, *counts, human_bytes(s.state_bytes), _duration(s.seconds))
+        stages = plan(recipe, teacher, stream)
+    for column in ("stage", *(s.name for s in stages)):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    table.add_row("mixer", *(s.mixer for s in stages))
+    table.add_row("parameters that train", *(f"{s.trainable:,}" for s in stages))
+    table.add_row("frozen parameters", *(f"{s.frozen:,}" for s in stages))
+    table.add_row("tokens", *(f"{s.tokens:,}" for s in stages))
+    table.add_row("optimiser steps", *(f"{s.steps:,}" for s in stages))
+    table.add_row("state per sequence", *(human_bytes(s.state_bytes) for s in stages))
+    table.add_row("about, on this machine", *(_duration(s.seconds) for s in stages))
     Console().print(table)
 
 
