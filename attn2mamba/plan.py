@@ -9,7 +9,7 @@ from .data import BlockStream
 from .distill import initial_model, make_stage
 from .recipe import Recipe
 from .sizes import state_bytes
-from .stages import Stage, check_freezes
+from .stages import Stage, check_freezes, train_only
 from .teachers import Teacher
 from .train import micro_batch_size, split, steps_of
 
@@ -40,9 +40,7 @@ def plan(recipe: Recipe, teacher: Teacher, stream: BlockStream) -> list[StagePla
         if index and spec.mixer.name != student.config.mixer["name"]:
             hand_over(student, spec.mixer.model_dump())
         stage = make_stage(student, recipe, index, teacher.model)
-        parameters = stage.trainable()
-        for name, parameter in student.named_parameters():
-            parameter.requires_grad_(name in parameters)
+        parameters = train_only(student, stage)
         trainable = sum(p.numel() for p in parameters.values())
         steps = steps_of(recipe, index)
         tokens = steps * recipe.batch_size * recipe.sequence_length

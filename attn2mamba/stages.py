@@ -170,6 +170,14 @@ class FinetuneStage:
         return {"loss": float(losses.cross_entropy(logits, self._labels(batch), total=1))}
 
 
+def train_only(model: nn.Module, stage: Stage) -> dict[str, nn.Parameter]:
+    """Give gradients to what `stage` trains and to nothing else; returns those parameters, by name."""
+    parameters = stage.trainable()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in parameters)
+    return parameters
+
+
 def model_inputs(batch: Batch, reset: bool) -> Batch:
     """Arguments of the student's forward: packed documents see each other unless `reset`."""
     inputs = {"input_ids": batch["input_ids"]}

@@ -19,7 +19,7 @@ from .interrupt import Stopped, StopRequest
 from .progress import Progress
 from .recipe import Optimizer, Recipe
 from .run import Run, load_tensors, tag_of
-from .stages import Batch, Metrics, Stage
+from .stages import Batch, Metrics, Stage, train_only
 
 MICRO_TOKENS = 2048
 NON_FINITE_LIMIT = 3
@@ -63,9 +63,7 @@ class Trainer:
         self.position = Position(index)
         self.first_sequence = sum(steps_of(recipe, i) for i in range(index)) * recipe.batch_size
         self.steps = steps_of(recipe, index)
-        self.parameters = stage.trainable()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(name in self.parameters)
+        self.parameters = train_only(model, stage)
         self.optimizer = adamw(self.parameters, recipe.stages[index].lr, recipe.optimizer)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, cosine_schedule(self.steps, recipe.optimizer))
         self.frozen_before = fingerprint(self._frozen())

@@ -15,7 +15,7 @@ from timing import compare
 from attn2mamba.convert import convert, hand_over
 from attn2mamba.data import load_texts
 from attn2mamba.recipe import Recipe
-from attn2mamba.stages import FinetuneStage, TransferStage
+from attn2mamba.stages import FinetuneStage, TransferStage, train_only
 from attn2mamba.teachers import load_teacher
 
 
@@ -56,22 +56,15 @@ def measure(teacher, recipe: Recipe, batch, repeats: int) -> None:
         student.zero_grad()
 
     stage = TransferStage(student, recipe, recipe.stages[0])
-    only(student, stage)
+    train_only(student, stage)
     stage.start()
     compare({"teacher forward": teacher_forward, "stage 1": lambda: step(stage)}, repeats)
     stage.stop()
     hand_over(student, recipe.stages[1].mixer.model_dump())
     stage = FinetuneStage(student, recipe, recipe.stages[1], None)
-    only(student, stage)
+    train_only(student, stage)
     stage.start()
     compare({"teacher forward and backward": teacher_both, "stage 2": lambda: step(stage)}, repeats)
-
-
-def only(student, stage) -> None:
-    """Gradients for what the stage trains, as in a run."""
-    trained = stage.trainable()
-    for name, parameter in student.named_parameters():
-        parameter.requires_grad_(name in trained)
 
 
 if __name__ == "__main__":
