@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 STAMP := $(VENV)/.setup-stamp
 
-.PHONY: setup demo test slow lint format clean
+.PHONY: setup demo test slow lint format families clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,10 @@ lint: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# docs/families.md: every causal language model that transformers registers, converted or refused.
+families: setup
+	$(BIN)/python tests/sweep.py docs/families.md
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache

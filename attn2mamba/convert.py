@@ -8,15 +8,16 @@ import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .errors import UserError
-from .student.attention import MASKLESS, attentions, mixer_attentions
+from .probe import TOKENS, attention_geometry, differ, first_line, forward, on_meta, probe_tokens, refuse
+from .sizes import sliding_windows
+from .student.attention import mixer_attentions
 from .student.configuration_attn2mamba import Attn2MambaConfig, complete_mixer
 from .student.mixers import Mixer
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
@@ -52,15 +53,21 @@ def convert(
     """A new model with the teacher's weights and a fresh mixer in each attention that is not kept.
 
     `teacher` is left as it is; tensors are copied. `mixer` as `complete_mixer` takes it (default: hedgehog).
-    Raises UserError when the teacher has no attention to replace or `keep` names a layer that is not there.
+    Raises UserError when the teacher is of a kind that a mixer cannot follow (see `probe`), or `keep` names a layer
+    that is not there.
     """
     if mixer_attentions(teacher):
         raise UserError("this model is converted already; give its teacher")
+    if any(hasattr(module, "_hf_hook") for module in teacher.modules()):  # accelerate's, bound to the old forward
+        raise UserError(
+            "this model is spread over devices; load it on one device, convert and save it, then load the student with "
+            "device_map"
+        )
     try:
         options = complete_mixer({"name": "hedgehog", **(mixer or {})})
     except ValueError as error:
         raise UserError(str(error)) from None
-    geometry = attention_geometry(teacher, options["window"])
+    geometry: list[list[int] | None] = [*attention_geometry(teacher)]
     for index in kept_indices(teacher, keep, len(geometry)):
         geometry[index] = None
     if not any(geometry):
@@ -71,8 +78,10 @@ def convert(
     student.generation_config = copy.deepcopy(teacher.generation_config)
     for attention in mixer_attentions(student):
         attention.mixer.to(teacher.device, teacher.dtype)
-    student.train(teacher.training)
-    return student, account(student, teacher)
+    report = account(student, teacher)
+    if not on_meta(teacher):
+        verify_student(student.eval(), teacher)
+    return student.train(teacher.training), report
 
 
 def account(student: Attn2MambaForCausalLM, teacher: PreTrainedModel) -> TransferReport:
@@ -88,6 +97,28 @@ def account(student: Attn2MambaForCausalLM, teacher: PreTrainedModel) -> Transfe
             report.add(name, tensor, "initialised")
     assert not source, f"not transferred: {', '.join(source)}"
     return report
+
+
+@torch.no_grad()
+def verify_student(student: Attn2MambaForCausalLM, teacher: PreTrainedModel) -> None:
+    """Raises UserError unless a fresh student reads text at once, in pieces and padded alike: code of the family's own
+    that keeps something else in the cache, or counts positions from the tokens, would show here."""
+    tokens = probe_tokens(teacher)
+    whole = forward(student, tokens)
+    try:
+        cache, pieces = student.new_cache(), []
+        for start, stop, keep in ((0, 5, 1), (5, 6, 1), (6, TOKENS, 0)):
+            pieces.append(student(tokens[:, start:stop], past_key_values=cache, logits_to_keep=keep).logits)
+        padded = torch.cat([tokens[:, :2], tokens], dim=1)
+        mask = torch.ones_like(padded)
+        mask[:, :2] = 0
+        shifted = student(padded, attention_mask=mask, use_cache=False).logits[:, 2:]
+    except Exception as error:  # each family fails in its own way
+        refuse(teacher, f"does not read on from a state ({first_line(error)})")
+    if differ(torch.cat(pieces, dim=1), whole[:, 4:]):
+        refuse(teacher, "keeps more than keys and values between calls, so that a student would forget")
+    if differ(shifted, whole):
+        refuse(teacher, "counts positions so that padding would change a student's answers")
 
 
 @torch.no_grad()
@@ -121,78 +152,10 @@ def hand_over(student: Attn2MambaForCausalLM, mixer: dict[str, Any]) -> Transfer
     return report
 
 
-def attention_geometry(model: PreTrainedModel, window: int = 0) -> list[list[int] | None]:
-    """[num_heads, num_kv_heads, head_dim, value_dim, hidden_size] of each decoder layer's attention, as its own code
-    calls the attention function (after RoPE and QK-norm, before any repetition of heads). Runs one forward of
-    two tokens, which a model on the meta device can do too. Raises UserError when a layer has no such attention, or one
-    that a softmax `window` in its mixer could not follow."""
-    found = dict(attentions(model))
-    seen: dict[int, list[int]] = {}
-    hidden: dict[int, int] = {}
-
-    def capture(module, args, kwargs):
-        x = kwargs.get("hidden_states", args[0] if args else None)
-        hidden[module.layer_idx] = x.shape[-1]
-
-    def observe(module, query, key, value, mask, **kwargs):
-        heads, kv_heads = query.shape[1], key.shape[1]
-        refuse_window(module, window, kwargs)
-        seen[module.layer_idx] = [heads, kv_heads, query.shape[-1], value.shape[-1], hidden[module.layer_idx]]
-        return query.new_zeros(*query.shape[:1], query.shape[2], heads, value.shape[-1])
-
-    handles = [m.register_forward_pre_hook(capture, with_kwargs=True) for m in found.values()]
-    before = model.config._attn_implementation
-    try:
-        for module in found.values():
-            module.__dict__["call"] = partial(observe, module)
-        model.config._attn_implementation = MASKLESS
-        with torch.no_grad():
-            ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-            model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
-    except UserError:
-        raise
-    except Exception as error:  # each family fails in its own way
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{type(model).__name__} cannot be converted: its attention fails when probed ({reason})"
-        ) from error
-    finally:
-        model.config._attn_implementation = before
-        for handle in handles:
-            handle.remove()
-        for module in found.values():
-            del module.__dict__["call"]
-    if not seen:
-        raise UserError(
-            f"{type(model).__name__}: no attention found that goes through transformers' attention interface; "
-            "only decoders whose attention modules do can be converted"
-        )
-    missing = [i for i in range(model.config.num_hidden_layers) if i not in seen]
-    if missing:
-        raise UserError(
-            f"{type(model).__name__}: layers {', '.join(map(str, missing))} have no softmax attention to convert; "
-            "models that are hybrids already are not supported"
-        )
-    return [seen[i] for i in range(len(seen))]
-
-
-def refuse_window(module: nn.Module, window: int, options: dict[str, Any]) -> None:
-    """Raise UserError where a window of plain softmax would not be the teacher's own attention."""
-    reasons = {"softcap": "soft-capped attention scores", "s_aux": "attention sinks"}
-    found = [words for name, words in reasons.items() if options.get(name) is not None]
-    if window > (options.get("sliding_window") or window):
-        found.append(f"a sliding window of {options['sliding_window']} tokens")
-    if window and found:
-        raise UserError(
-            f"{type(module).__name__} has {found[0]}, which mixer window {window} cannot follow; set window to 0"
-        )
-
-
 def kept_indices(model: PreTrainedModel, keep: Sequence[int] | Literal["sliding"], num_layers: int) -> list[int]:
     """Layer indices that `keep` names: a list, or "sliding" for the layers with a sliding window."""
     if keep == "sliding":
-        types = getattr(model.config, "layer_types", None) or []
-        indices = [i for i, kind in enumerate(types) if kind == "sliding_attention"]
+        indices = [i for i, window in enumerate(sliding_windows(model.config)) if window]
         if not indices:
             raise UserError("keep: sliding, but this teacher has no sliding-window layer; list layers or drop `keep`")
         return indices

@@ -1,11 +1,42 @@
-"""Bytes per sequence: a KV cache grows with the context, a state does not. From shapes alone."""
+"""Parameters that mixers add, and bytes per sequence: a KV cache grows with the context, a state does not. From shapes
+alone."""
 
-from transformers import DynamicCache
+import functools
+import json
+from collections import Counter
+from typing import Any
 
-from .student.configuration_attn2mamba import Attn2MambaConfig
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig
+
+from .probe import attention_geometry
+from .student.configuration_attn2mamba import Attn2MambaConfig, complete_mixer
+from .student.mixers import Mixer
 
 CONTEXTS = (1024, 8192, 65536)
 """Context lengths, in tokens, at which sizes are shown."""
+
+
+PARTS = {
+    "feature_q": "feature_maps",
+    "feature_k": "feature_maps",
+    "decay": "decay",
+    "conv": "convolution",
+    "gate": "gate",
+    "older": "window_weight",
+}
+"""What a mixer's modules are called where parameters are counted."""
+
+
+def added_parameters(mixer: dict[str, Any], geometry: list[list[int]]) -> dict[str, int]:
+    """Parameters that the mixers of these layers add, by part."""
+    options, parts = complete_mixer(mixer), dict.fromkeys(PARTS.values(), 0)
+    for shape, count in Counter(map(tuple, geometry)).items():
+        with torch.device("meta"):
+            module = Mixer(options, list(shape))
+        for name, parameter in module.named_parameters():
+            parts[PARTS[name.partition(".")[0]]] += count * parameter.numel()
+    return parts
 
 
 def state_bytes(config: Attn2MambaConfig, element: int = 4) -> int:
@@ -15,13 +46,15 @@ def state_bytes(config: Attn2MambaConfig, element: int = 4) -> int:
     fp32); with a convolution, its last inputs. `element` is the bytes of one activation (4 for fp32, 2 for bf16).
     """
     mixer, total = config.mixer, 0
-    for layer in config.layers:
+    sliding = sliding_windows(config.base()) if mixer["window"] else [None] * len(config.layers)
+    for layer, limit in zip(config.layers, sliding, strict=True):
         if layer is None:
             continue
+        window = min(mixer["window"], limit or mixer["window"])  # never wider than the teacher's
         _, kv_heads, head_dim, value_dim, hidden_size = layer
         total += kv_heads * 2 * head_dim * (value_dim + 1) * 4
-        total += mixer["window"] * (kv_heads * (head_dim + value_dim) * element + 8)
-        total += mixer["window"] * kv_heads * 2 * 4 if mixer["decay"] else 0
+        total += window * (kv_heads * (head_dim + value_dim) * element + 8)
+        total += window * kv_heads * 2 * 4 if mixer["decay"] else 0
         total += (mixer["conv_width"] - 1) * hidden_size * element if mixer["conv"] else 0
     return total
 
@@ -29,20 +62,40 @@ def state_bytes(config: Attn2MambaConfig, element: int = 4) -> int:
 def kv_bytes(config: Attn2MambaConfig, context: int, element: int = 4, kept_only: bool = False) -> int:
     """Bytes of one sequence's KV cache after `context` tokens: the teacher's, or, with kept_only, what a hybrid
     student still keeps. Of a sliding window transformers keeps all tokens but the one that leaves next."""
-    windows = [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=config.base()).layers]
     total = 0
-    for index, (kv_heads, head_dim, value_dim) in enumerate(_kv_shapes(config)):
-        if kept_only and config.layers[index] is not None:
+    for layer, shape, cache in zip(config.layers, layer_shapes(config), _cache_layers(config.base()), strict=False):
+        if (kept_only and layer is not None) or type(cache).__name__ == "DummyLayer":  # reads another layer's cache
             continue
-        window = windows[index]
+        _, kv_heads, head_dim, value_dim, _ = shape
+        window = getattr(cache, "sliding_window", None)
         length = context if window is None else min(context, window - 1)
         total += kv_heads * (head_dim + value_dim) * length * element
     return total
 
 
-def _kv_shapes(config: Attn2MambaConfig) -> list[tuple[int, int, int]]:
-    known = next(layer for layer in config.layers if layer is not None)  # a kept layer is shaped like the others
-    return [(g, d, v) for _, g, d, v, _ in (layer or known for layer in config.layers)]
+def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
+    """The sliding window of each layer, in tokens; None where it sees everything, or none is known."""
+    windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(config)]
+    return windows + [None] * (config.num_hidden_layers - len(windows))
+
+
+def _cache_layers(config: PreTrainedConfig) -> list[Any]:
+    """transformers' own cache; it may end before the layers do, where the last ones read another layer's."""
+    return DynamicCache(config=config).layers
+
+
+def layer_shapes(config: Attn2MambaConfig) -> list[list[int]]:
+    """`config.layers` with the shapes of the kept layers, which it does not hold."""
+    if all(config.layers):
+        return [layer for layer in config.layers if layer]
+    return _teacher_shapes(json.dumps(config.base_config))
+
+
+@functools.lru_cache(maxsize=8)
+def _teacher_shapes(base_config: str) -> list[list[int]]:
+    config = Attn2MambaConfig(base_config=json.loads(base_config)).base()
+    with torch.device("meta"):  # bf16: the only type in which experts' products run there
+        return attention_geometry(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16))
 
 
 def cross_over(config: Attn2MambaConfig, element: int = 4) -> int | None:

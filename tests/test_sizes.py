@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma4TextConfig, MistralConfig
 
 from attn2mamba.convert import convert
-from attn2mamba.inspection import inspect_teacher, print_inspection
-from attn2mamba.sizes import cross_over, human_bytes, human_cross_over, kv_bytes, state_bytes
-from attn2mamba.teachers import load_teacher
+from attn2mamba.sizes import added_parameters, cross_over, human_bytes, human_cross_over, kv_bytes, state_bytes
+from attn2mamba.student import Attn2MambaConfig
 
 TINY = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 HEDGEMAMBA = {"name": "hedgemamba"}
@@ -104,20 +103,46 @@ def test_bytes_as_people_read_them(count, text):
     assert human_bytes(count) == text
 
 
-def test_inspection_needs_no_weights(teacher_directory, capsys):
-    from rich.console import Console
+@pytest.mark.parametrize("window", [6, 20])
+def test_a_window_is_never_wider_than_the_teachers(tiny_teacher, window):
+    student, _ = convert(tiny_teacher("gemma3_text"), {**HEDGEMAMBA, "window": window})  # two layers slide over 8
+    assert held(student, 40) == state_bytes(student.config)
 
-    found = inspect_teacher(load_teacher(teacher_directory, config_only=True))
-    whole = load_teacher(teacher_directory)
-    assert (found.teacher, found.family, found.layers, found.heads) == ("tiny-llama", "llama", 2, [(4, 2, 8)])
-    assert found.parameters == sum(p.numel() for p in whole.model.parameters())
-    assert found.kv_bytes[1024] == 2 * 2 * 2 * 8 * 2 * 1024
-    for variant in found.variants:
-        mixer = {"name": "hedgemamba" if "mamba" in variant.mixer else "hedgehog"}
-        student, _ = convert(whole.model, {**mixer, "window": 64 if "window" in variant.mixer else 0})
-        assert variant.state_bytes == state_bytes(student.config, 2)
-        assert variant.cross_over == cross_over(student.config, 2)
-        new = sum(p.numel() for name, p in student.named_parameters() if ".mixer." in name)
-        assert variant.added_parameters == new
-    print_inspection(found, Console(width=200))
-    assert "4 query heads on 2 key/value heads of 8" in capsys.readouterr().out
+
+@pytest.mark.parametrize("keep", [[0, 2], [1], "sliding"])
+@pytest.mark.parametrize("length", [5, 20])
+def test_kept_layers_of_another_shape(differing_layers, tmp_path, keep, length):
+    student, _ = convert(differing_layers, HEDGEMAMBA, keep)
+    student.save_pretrained(tmp_path)
+    config = Attn2MambaConfig.from_pretrained(tmp_path)  # knows the shapes of converted layers only
+    assert held(student, length) == state_bytes(config) + kv_bytes(config, length, kept_only=True)
+    assert kv_bytes(config, length) == held(differing_layers, length)
+
+
+@pytest.fixture(scope="module")
+def differing_layers():
+    """A teacher whose sliding layers have other heads than its full ones."""
+    config = Gemma4TextConfig(
+        **{**TINY, "num_hidden_layers": 4},
+        num_key_value_heads=2,
+        num_global_key_value_heads=1,
+        head_dim=8,
+        global_head_dim=16,
+        intermediate_size=48,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=50,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("mixer", MIXERS, ids=str)
+def test_added_parameters_are_those_of_the_mixers(tiny_teacher, mixer):
+    teacher = tiny_teacher("gemma3_text")
+    student, _ = convert(teacher, mixer)
+    parts = added_parameters(mixer, student.config.layers)
+    new = {name: p.numel() for name, p in student.named_parameters() if ".mixer." in name}
+    assert sum(parts.values()) == sum(new.values())
+    assert parts["gate"] == sum(n for name, n in new.items() if ".gate." in name)
+    assert parts["feature_maps"] == sum(n for name, n in new.items() if ".feature_" in name)

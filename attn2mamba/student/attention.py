@@ -18,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .cache import StateLayer
 from .mixers import Mixer, TokenInfo
+from .window import ScoreRule
 
 MASKLESS = "attn2mamba"
 """Attention implementation of a model without softmax attention: no T x T mask is ever built."""
@@ -67,10 +68,10 @@ class MixerAttention(nn.Module):
         mask: Tensor | None,
         **kwargs: Any,
     ) -> Tensor:
-        scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        rule = score_rule(query, kwargs)
 
         def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return self.mixer(query, key, value, hidden, convolved, scaling, self.tokens, state)
+            return self.mixer(query, key, value, hidden, convolved, rule, self.tokens, state)
 
         if self.observer is not None:
             return self.observer(self, mix, query, key, value, mask, **kwargs)
@@ -78,6 +79,13 @@ class MixerAttention(nn.Module):
         if state is not None:
             state.tokens_seen += query.shape[2]
         return output
+
+
+def score_rule(query: Tensor, options: dict[str, Any]) -> ScoreRule:
+    """What a family's call of its attention function says about its softmax."""
+    scaling = options.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return ScoreRule(scaling, options.get("softcap"), options.get("s_aux"), options.get("sliding_window"))
 
 
 def install(attention: nn.Module, mixer: Mixer) -> None:

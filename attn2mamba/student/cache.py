@@ -147,7 +147,7 @@ def close_gaps(x: Tensor, pads: Tensor | None, past: int, dim: int) -> Tensor:
     if pads is None:
         return x
     index = torch.arange(x.shape[dim], device=x.device).expand(len(pads), -1)
-    pads = pads.unsqueeze(1)
+    pads = pads.to(x.device).unsqueeze(1)  # a kept attention may be on another device than the tokens
     index = torch.where(index < pads, past + index, torch.where(index < past + pads, index - pads, index))
     shape = [len(pads)] + [1] * (x.dim() - 1)
     shape[dim] = x.shape[dim]

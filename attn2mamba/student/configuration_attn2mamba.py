@@ -48,6 +48,7 @@ class Attn2MambaConfig(PreTrainedConfig):
         for name in ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
             kwargs.setdefault(name, self.base_config.get(name))
         super().__init__(**kwargs)
+        self.__dict__["_complete"] = True  # until then transformers' checks would read, and judge, the base's values
 
     def base(self) -> PreTrainedConfig:
         """The teacher's configuration, as an object of its own class."""
@@ -59,6 +60,7 @@ class Attn2MambaConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()
         values.pop("_base", None)
+        values.pop("_complete", None)
         return values
 
     @property
@@ -71,6 +73,9 @@ class Attn2MambaConfig(PreTrainedConfig):
 
     def __getattr__(self, name: str) -> Any:
         # hidden_size, vocab_size, max_position_embeddings ...: generate, the harness and servers read them here.
-        if name.startswith("_") or not self.__dict__.get("base_config"):
+        if name.startswith("_") or not self.__dict__.get("_complete") or not self.base_config:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.base(), name)
+        try:
+            return getattr(self.base(), name)
+        except Exception as error:  # what differs by layer has no value for the model: hasattr must say no
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r} ({error})") from error

@@ -61,6 +61,10 @@ class Call:
         batch, length = _tokens(self.input_ids, self.inputs_embeds).shape[:2]
         return batch, length
 
+    @property
+    def device(self) -> torch.device:
+        return _tokens(self.input_ids, self.inputs_embeds).device
+
     def map(self, function) -> "Call":
         present = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: function(x) for name, x in present.items() if x is not None})
@@ -93,8 +97,7 @@ class Call:
         past = cache.get_seq_length() if cache is not None else 0
         seen = self.valid
         if cache is not None:
-            device = _tokens(self.input_ids, self.inputs_embeds).device
-            seen = cache.append(self.valid, batch, length, device)
+            seen = cache.append(self.valid, batch, length, self.device)
         positions = self.position_ids
         if positions is None and seen is not None:
             positions = (seen.long().cumsum(1) - 1).clamp_min(0)[:, past:]

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from .cache import StateLayer, close_gaps
 from .scan import chunked_scan
-from .window import OlderWeight, WindowSpan
+from .window import OlderWeight, ScoreRule, WindowSpan
 
 SOFTPLUS_INVERSE_1 = math.log(math.e - 1)
 SILU_INVERSE_1 = 1.2784645427610738
@@ -154,7 +154,7 @@ class Mixer(nn.Module):
         value: Tensor,
         hidden: Tensor,
         convolved: Tensor,
-        scaling: float,
+        rule: ScoreRule,
         tokens: TokenInfo,
         state: StateLayer | None,
     ) -> Tensor:
@@ -164,7 +164,7 @@ class Mixer(nn.Module):
             dt = log_decay = None
             if self.decay is not None:
                 dt, log_decay = self.decay(convolved.to(self.decay.step.weight.dtype))
-            output = self._mix(query, key, value, dt, log_decay, scaling, tokens, state)
+            output = self._mix(query, key, value, dt, log_decay, rule, tokens, state)
         output = output.transpose(1, 2).to(value.dtype)
         if self.gate is not None:
             output = output * F.silu(self.gate(hidden)).view(output.shape).to(output.dtype)
@@ -177,7 +177,7 @@ class Mixer(nn.Module):
         value: Tensor,
         dt: Tensor | None,
         log_decay: Tensor | None,
-        scaling: float,
+        rule: ScoreRule,
         tokens: TokenInfo,
         state: StateLayer | None,
     ) -> Tensor:
@@ -186,8 +186,9 @@ class Mixer(nn.Module):
         ids = document_slots(tokens, key)
         query_ids = ids
         if self.window:
-            span = WindowSpan.extend(self.window, key, value, dt, log_decay, ids, tokens.pads, state)
-            local = span.attend(query, scaling)
+            window = min(self.window, rule.sliding_window or self.window)
+            span = WindowSpan.extend(window, key, value, dt, log_decay, ids, tokens.pads, state)
+            local = span.attend(query, rule)
             key, value, dt, log_decay, ids = span.leaving()
         features = self.feature_k(key)
         if dt is not None:
@@ -217,7 +218,7 @@ class Mixer(nn.Module):
         log_weight = (self.older(query) + normaliser.log()).masked_fill(weight == 0, -torch.inf)
         return torch.lerp(local_output, output, torch.sigmoid(log_weight - local_log_weight))
 
-    def attention_weights(self, query: Tensor, key: Tensor, scaling: float, tokens: TokenInfo) -> Tensor:
+    def attention_weights(self, query: Tensor, key: Tensor, rule: ScoreRule, tokens: TokenInfo) -> Tensor:
         """The weights (B, H, T, T) that this mixer, without decay, gives to the tokens: the quadratic form of
         `forward`, for matching the teacher's weights; fp32, so call it without autocast."""
         assert self.decay is None
@@ -226,12 +227,19 @@ class Mixer(nn.Module):
         log_weights = (self.feature_q(query) @ features.mT).clamp_min(SMALLEST_NORMALISER).log()
         index = torch.arange(key.shape[2], device=key.device)
         behind = index[:, None] - index
+        sinks = None
         if self.older is not None:
-            scores = (query * scaling).float() @ key.float().repeat_interleave(groups, 1).mT
-            log_weights = torch.where(behind < self.window, scores, log_weights + self.older(query))
+            scores = rule.scores(query * rule.scaling, key.repeat_interleave(groups, 1).mT)
+            near = behind < min(self.window, rule.sliding_window or self.window)
+            log_weights = torch.where(near, scores, log_weights + self.older(query))
+            sinks = rule.sinks
         ids = document_slots(tokens, key)
         visible = (behind >= 0) & (ids.unsqueeze(2) == ids.unsqueeze(1))
-        return log_weights.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(dim=-1)
+        log_weights = log_weights.masked_fill(~visible.unsqueeze(1), -torch.inf)
+        if sinks is None:
+            return log_weights.softmax(dim=-1)
+        drain = sinks.float()[:, None, None].expand(*log_weights.shape[:3], 1)
+        return torch.cat([log_weights, drain], dim=-1).softmax(dim=-1)[..., :-1]
 
 
 def document_slots(tokens: TokenInfo, key: Tensor) -> Tensor:

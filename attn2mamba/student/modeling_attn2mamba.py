@@ -118,6 +118,10 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
         tokens, positions, mask = call.prepare(cache)
         for attention in self.converted:
             attention.tokens = tokens
+        kept = logits_to_keep if order is None else 0
+        if isinstance(kept, int) and 0 < kept < call.shape[1]:
+            # As indices: given a number, families that share keys between layers drop queries that a state must see.
+            kept = torch.arange(call.shape[1] - kept, call.shape[1], device=call.device)
         outputs = self.backbone(
             input_ids=call.input_ids,
             inputs_embeds=call.inputs_embeds,
@@ -125,14 +129,14 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
             position_ids=positions,
             labels=call.labels,
             use_cache=cache is not None,
-            logits_to_keep=logits_to_keep if order is None else 0,
+            logits_to_keep=kept,
             **{_CACHE: cache},
             **kwargs,
         )
         if order is not None:
             back = order.argsort(dim=1)
-            kept = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
-            outputs.logits = permute(outputs.logits, back)[:, kept]
+            wanted = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)
+            outputs.logits = permute(outputs.logits, back)[:, wanted]
             if outputs.hidden_states is not None:
                 outputs.hidden_states = tuple(permute(x, back) for x in outputs.hidden_states)
         return outputs

@@ -12,6 +12,29 @@ from .cache import StateLayer, close_gaps
 BLOCK = 64
 
 
+class ScoreRule(NamedTuple):
+    """How the teacher's softmax weighs tokens: the scale of query-key products, the bound that soft-capping puts on
+    them (Gemma 2), sinks (H,) that take weight and give no value (gpt-oss), and the tokens that a sliding window shows.
+    None where the teacher has no such thing."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    sliding_window: int | None = None
+
+    def scores(self, scaled_query: Tensor, key: Tensor) -> Tensor:
+        """fp32 scores of a query that is scaled already: fp16 products of an unscaled one would overflow."""
+        scores = (scaled_query @ key).float()
+        return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
+
+    def drain(self, output: Tensor, log_weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Softmax output (B, H, T, v) and log-sum-exp of its scores (B, H, T, 1), with the sinks counted in."""
+        if self.sinks is None:
+            return output, log_weight
+        total = torch.logaddexp(log_weight, self.sinks.float()[:, None, None])
+        return output * (log_weight - total).exp(), total
+
+
 class OlderWeight(nn.Module):
     """query (B, H, T, d) -> log-weight (B, H, T, 1) of the state's read-out against the window's softmax weights.
 
@@ -80,14 +103,14 @@ class WindowSpan(NamedTuple):
         dt, log_decay = (x[:, :, :length] if x is not None else None for x in (self.dt, self.log_decay))
         return self.key[:, :, :length], self.value[:, :, :length], dt, log_decay, self.ids[:, :length]
 
-    def attend(self, query: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    def attend(self, query: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
         """Softmax output (B, H, T, v) of each query over its last `window` tokens, itself included, and the
         log-sum-exp of its scores (B, H, T, 1); both fp32. Banded: memory is T * (window + 64), never T * T."""
         batch, heads, length, head_dim = query.shape
         groups = self.key.shape[1]
-        query = query * scaling  # before the product: fp16 scores would overflow
+        query = query * rule.scaling
         if length == 1:
-            return self._attend_last(query.view(batch, groups, heads // groups, head_dim))
+            return rule.drain(*self._attend_last(query.view(batch, groups, heads // groups, head_dim), rule))
         block = min(BLOCK, length)
         blocks = -(-length // block)
         fill = blocks * block - length
@@ -95,17 +118,17 @@ class WindowSpan(NamedTuple):
         key, value = (F.pad(x, (0, 0, 0, fill)).unfold(2, size, block) for x in (self.key, self.value))
         rows = F.pad(query, (0, 0, 0, fill)).view(batch, groups, heads // groups, blocks, block, head_dim)
         rows = rows.transpose(2, 3).reshape(batch, groups, blocks, -1, head_dim)
-        scores = (rows @ key).float().unflatten(3, (heads // groups, block))
+        scores = rule.scores(rows, key).unflatten(3, (heads // groups, block))
         scores = scores.masked_fill(~self._visible(block, fill), -torch.inf)
         log_weight = scores.logsumexp(dim=-1, keepdim=True)
         weights = (scores - log_weight).exp()
         output = (weights.flatten(3, 4) @ value.mT.float()).unflatten(3, (heads // groups, block))
         output, log_weight = (x.transpose(2, 3).reshape(batch, heads, -1, x.shape[-1]) for x in (output, log_weight))
-        return output[:, :, :length], log_weight[:, :, :length]
+        return rule.drain(output[:, :, :length], log_weight[:, :, :length])
 
-    def _attend_last(self, query: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend_last(self, query: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
         """`attend` for one token, its scaled query as (B, G, H / G, d): no blocks and no band."""
-        scores = (query @ self.key[:, :, 1:].mT).float()
+        scores = rule.scores(query, self.key[:, :, 1:].mT)
         scores = scores.masked_fill((self.ids[:, 1:] != self.ids[:, -1:])[:, None, None], -torch.inf)
         log_weight = scores.logsumexp(dim=-1, keepdim=True)
         output = (scores - log_weight).exp() @ self.value[:, :, 1:].float()

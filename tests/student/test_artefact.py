@@ -196,7 +196,8 @@ def test_the_code_of_a_checkpoint_needs_only_torch_and_transformers(name):
 DATA = {"errors", "counts", "recipe_file", "store", "sources"}
 MAY_IMPORT = {
     "student": {"student"},
-    "convert": {"student", "errors"},
+    "probe": {"student", "errors"},
+    "convert": {"student", "errors", "probe", "sizes"},
     "losses": {"student", "errors"},
     "recipe": DATA,
     "recipe_file": DATA,

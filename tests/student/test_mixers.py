@@ -12,9 +12,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attn2mamba.student.cache import StateLayer
 from attn2mamba.student.configuration_attn2mamba import complete_mixer
 from attn2mamba.student.mixers import CausalConv, Decay, FeatureMap, Mixer, TokenInfo
+from attn2mamba.student.window import ScoreRule
 
-HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM, HIDDEN = 4, 2, 6, 5, 16
+HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM, HIDDEN = GEOMETRY = 4, 2, 6, 5, 16
 SCALING = 0.3
+PLAIN = ScoreRule(SCALING)
+RULES = {
+    "plain": PLAIN,
+    "softcap": ScoreRule(SCALING, softcap=0.5),
+    "sinks": ScoreRule(SCALING, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    "sliding": ScoreRule(SCALING, sliding_window=3),
+}
+GEOMETRIES = {
+    "MHA": (3, 3, 7, 7, 16),
+    "GQA": (6, 2, 6, 6, 16),
+    "MQA": (4, 1, 5, 5, 16),
+    "wide values": (4, 2, 3, 9, 16),
+}
 HEDGEHOG, HEDGEMAMBA = {"name": "hedgehog"}, {"name": "hedgemamba"}
 MIXERS = [HEDGEHOG, HEDGEMAMBA, {**HEDGEMAMBA, "share": "none"}]
 
@@ -23,32 +37,35 @@ MIXERS = [HEDGEHOG, HEDGEMAMBA, {**HEDGEMAMBA, "share": "none"}]
 def mixer(randomise) -> Callable[..., Mixer]:
     """Options -> a mixer with random parameters; `fresh` leaves it as it starts."""
 
-    def build(options: dict, geometry=(HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM, HIDDEN), fresh: bool = False) -> Mixer:
+    def build(options: dict, geometry=GEOMETRY, fresh: bool = False) -> Mixer:
         module = Mixer(complete_mixer(options), geometry)
         return module if fresh else randomise(module)
 
     return build
 
 
-def draw(length: int, batch: int = 1, seed: int = 0) -> list[torch.Tensor]:
+def draw(length: int, batch: int = 1, seed: int = 0, geometry=GEOMETRY) -> list[torch.Tensor]:
     """query, key, value, hidden, convolved, all independent of each other."""
     torch.manual_seed(seed)
+    heads, kv_heads, head_dim, value_dim, hidden = geometry
     heads = [
-        torch.randn(batch, h, length, d) for h, d in ((HEADS, HEAD_DIM), (KV_HEADS, HEAD_DIM), (KV_HEADS, VALUE_DIM))
+        torch.randn(batch, h, length, d) for h, d in ((heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim))
     ]
-    return [*heads, torch.randn(batch, length, HIDDEN), torch.randn(batch, length, HIDDEN)]
+    return [*heads, torch.randn(batch, length, hidden), torch.randn(batch, length, hidden)]
 
 
-def mix(module: Mixer, tensors, tokens: TokenInfo | None = None, state: StateLayer | None = None) -> torch.Tensor:
+def mix(
+    module: Mixer, tensors, tokens: TokenInfo | None = None, state: StateLayer | None = None, rule: ScoreRule = PLAIN
+) -> torch.Tensor:
     with torch.no_grad():
-        return module(*tensors, SCALING, tokens or TokenInfo(), state)
+        return module(*tensors, rule, tokens or TokenInfo(), state)
 
 
 def cut(tensors, start: int, stop: int) -> list[torch.Tensor]:
     return [x[..., start:stop, :] for x in tensors]
 
 
-def reference(module: Mixer, query, key, value, hidden, convolved) -> torch.Tensor:
+def reference(module: Mixer, query, key, value, hidden, convolved, rule: ScoreRule = PLAIN) -> torch.Tensor:
     """One sequence (no batch dimension), one query head and one token at a time, from the mixer's parameters alone."""
     p = {name: x.detach().double() for name, x in module.named_parameters()}
     query, key, value, hidden, convolved = (x.double() for x in (query, key, value, hidden, convolved))
@@ -58,7 +75,7 @@ def reference(module: Mixer, query, key, value, hidden, convolved) -> torch.Tens
         x = p[f"{name}.weight"][head] @ x + p[f"{name}.bias"][head, 0]
         return torch.cat([x, -x]).softmax(-1)
 
-    length, window = query.shape[1], module.window
+    length, window = query.shape[1], min(module.window, rule.sliding_window or module.window)
     output = torch.zeros(length, len(query), value.shape[-1], dtype=torch.double)
     for head in range(len(query)):
         group = head * len(key) // len(query)
@@ -76,8 +93,10 @@ def reference(module: Mixer, query, key, value, hidden, convolved) -> torch.Tens
             if window:
                 total = total * torch.exp(p["older.weight"][head] @ query[head, t] + p["older.bias"][head])
                 near = slice(max(0, enters + 1), t + 1)
-                weights = torch.exp(SCALING * key[group, near] @ query[head, t])
-                total = total + weights @ F.pad(value[group, near], (0, 1), value=1)
+                scores = rule.scaling * key[group, near] @ query[head, t]
+                scores = scores if rule.softcap is None else rule.softcap * torch.tanh(scores / rule.softcap)
+                total = total + torch.exp(scores) @ F.pad(value[group, near], (0, 1), value=1)
+                total[-1] += 0 if rule.sinks is None else rule.sinks[head].double().exp()
             output[t, head] = total[:-1] / total[-1]
     if module.gate is not None:
         output = output * F.silu(hidden @ p["gate.weight"].T + p["gate.bias"]).view(output.shape)
@@ -105,11 +124,30 @@ def test_equals_the_reference(mixer, options, window):
     torch.testing.assert_close(mix(module, tensors)[0], expected, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=list(GEOMETRIES))
+@pytest.mark.parametrize("window", [0, 5])
+def test_heads_of_every_shape(mixer, geometry, window):
+    module, tensors = mixer({**HEDGEMAMBA, "window": window}, geometry), draw(40, geometry=geometry)
+    expected = reference(module, *(x[0] for x in tensors))
+    torch.testing.assert_close(mix(module, tensors)[0], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+@pytest.mark.parametrize("window", [2, 5, 64])
+def test_a_window_weighs_as_the_teacher_does(mixer, window, rule):
+    module, tensors = mixer({**HEDGEMAMBA, "window": window}), draw(80)
+    expected = reference(module, *(x[0] for x in tensors), rule)
+    torch.testing.assert_close(mix(module, tensors, rule=rule)[0], expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 @pytest.mark.parametrize("window", [0, 1, 5, 64])
-def test_cached_steps_equal_one_call(mixer, window):
+def test_cached_steps_equal_one_call(mixer, window, rule):
     module, tensors, state = mixer({**HEDGEMAMBA, "window": window}), draw(80, batch=2), StateLayer()
-    pieces = [mix(module, cut(tensors, a, b), state=state) for a, b in ((0, 7), (7, 8), (8, 9), (9, 75), (75, 80))]
-    torch.testing.assert_close(torch.cat(pieces, 1), mix(module, tensors), atol=2e-5, rtol=0)
+    pieces = [
+        mix(module, cut(tensors, a, b), state=state, rule=rule) for a, b in ((0, 7), (7, 8), (8, 9), (9, 75), (75, 80))
+    ]
+    torch.testing.assert_close(torch.cat(pieces, 1), mix(module, tensors, rule=rule), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("window", [0, 5])
@@ -141,16 +179,18 @@ def test_a_window_over_everything_is_the_teachers_softmax(mixer, length, scale):
     torch.testing.assert_close(actual, softmax_attention(query, key, value), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
 @pytest.mark.parametrize("window", [0, 1, 5, 64])
-def test_attention_weights_are_what_the_mixer_does(mixer, window):
+def test_attention_weights_are_what_the_mixer_does(mixer, window, rule):
     module, tensors = mixer({**HEDGEHOG, "window": window}), draw(70)
     query, key, value, *_ = tensors
     documents = TokenInfo(document_ids=torch.tensor([[0] * 30 + [1] * 40]))
     for tokens in (TokenInfo(), documents):
-        weights = module.attention_weights(query, key, SCALING, tokens)
-        torch.testing.assert_close(weights.sum(-1), torch.ones(1, HEADS, 70))
+        weights = module.attention_weights(query, key, rule, tokens)
+        if rule.sinks is None or not window:
+            torch.testing.assert_close(weights.sum(-1), torch.ones(1, HEADS, 70))
         output = (weights @ value.repeat_interleave(HEADS // KV_HEADS, 1)).transpose(1, 2)
-        torch.testing.assert_close(mix(module, tensors, tokens), output, atol=2e-5, rtol=0)
+        torch.testing.assert_close(mix(module, tensors, tokens, rule=rule), output, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 64])
@@ -272,7 +312,7 @@ def test_every_parameter_learns_from_the_start(mixer, window):
         module.zero_grad()
         convolved = module.conv(hidden, TokenInfo(), None)
         key = convolved[..., :HEAD_DIM].unsqueeze(1).expand(-1, KV_HEADS, -1, -1)
-        (sign * module(query, key, value, hidden, convolved, SCALING, TokenInfo(), None).square().sum()).backward()
+        (sign * module(query, key, value, hidden, convolved, PLAIN, TokenInfo(), None).square().sum()).backward()
         assert all(p.grad.isfinite().all() for p in module.parameters())
         moved |= {name for name, p in module.named_parameters() if p.grad.any()}
     assert moved == {name for name, _ in module.named_parameters()}
@@ -298,7 +338,7 @@ def test_memory_is_linear_in_the_context(mixer, options):
     module, largest = mixer(options), {}
     for length in (1024, 4096):
         with LargestTensor() as mode:
-            module(*draw(length), SCALING, TokenInfo(), None).sum().backward()
+            module(*draw(length), PLAIN, TokenInfo(), None).sum().backward()
         largest[length] = mode.bytes
     assert largest[4096] <= 4 * largest[1024]
 
@@ -314,6 +354,6 @@ def test_features_that_hardly_overlap_still_give_an_average(mixer):
     """One token can only return its own value, however small phi(q) phi(k) is."""
     module = mixer({"name": "hedgehog"}, fresh=True)
     query, key, value, hidden, _ = (20 * x if i < 2 else x for i, x in enumerate(draw(1)))
-    output = module(query, key, value, hidden, hidden, SCALING, TokenInfo(), None)
+    output = module(query, key, value, hidden, hidden, PLAIN, TokenInfo(), None)
     expected = value.repeat_interleave(query.shape[1] // value.shape[1], 1).transpose(1, 2)
     torch.testing.assert_close(output, expected)
