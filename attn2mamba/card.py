@@ -15,7 +15,7 @@ tags: [attn2mamba, mamba, linear-attention]
 ---
 # {title}
 
-{kind}, made {source} `{teacher}` by attn2mamba {version}. {memory}
+{kind}, made {source} `{base}` by attn2mamba {version}{distilled}. {memory}
 
 ```python
 import attn2mamba  # or pass trust_remote_code=True: the modelling code lies in this directory
@@ -40,20 +40,23 @@ def write_card(
     path: Path,
     config: Attn2MambaConfig,
     recipe: Recipe,
-    teacher: str,
+    base: str,
     held_out: str,
     figures: dict[str, Any],
+    teacher: str | None = None,
 ) -> None:
-    """Write README.md into the model directory `path`. `figures` maps a model's role (teacher, hedgehog, student) to
+    """Write README.md into the model directory `path`. `base` was converted; `teacher` is another model that it was
+    distilled from, if there is one. `figures` maps a model's role (teacher, base, hedgehog, student) to
     {"perplexity", "tokens"} on the text that `held_out` describes."""
     rows = ["| model | perplexity | tokens scored |", "|---|---|---|"]
     rows += [f"| {role} | {x['perplexity']:.2f} | {x['tokens']:,} |" for role, x in figures.items()]
     where = f"{held_out}, {recipe.sequence_length} tokens of context (packed documents see each other), fp32."
     text = TEMPLATE.format(
-        title=f"{teacher} as {config.mixer['name']}",
+        title=f"{base} as {config.mixer['name']}",
         kind=describe(config),
         source="from" if recipe.initialize == "teacher" else "from random weights in the shape of",
-        teacher=teacher,
+        base=base,
+        distilled=f" and distilled from `{teacher}`" if teacher else "",
         version=__version__,
         memory=describe_memory(config),
         measured="\n".join([where, "", *rows]),

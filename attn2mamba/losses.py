@@ -56,22 +56,49 @@ def cross_entropy(logits: Tensor, labels: Tensor, total: int) -> Tensor:
     return loss / max(total, 1)
 
 
-def logit_kl(student: Tensor, teacher: Tensor, labels: Tensor, total: int, temperature: float = 1.0) -> Tensor:
+def logit_kl(
+    student: Tensor,
+    teacher: Tensor,
+    labels: Tensor,
+    total: int,
+    temperature: float = 1.0,
+    shared: Tensor | None = None,
+) -> Tensor:
     """KL(teacher || student) of the next-token distributions at the labelled positions, times temperature squared
-    (Hinton et al. 2015), so that its gradient does not shrink with it. logits (B, T, V), labels (B, T)."""
+    (Hinton et al. 2015), so that its gradient does not shrink with it. logits (B, T, V), labels (B, T).
+
+    shared: (n,) ascending ids that both models know, where their rows differ in number or some are padding. Both
+    distributions are then over these ids alone: the other logits, whatever they are, neither count nor get a gradient.
+    """
     valid = labels != IGNORE
-    student_log = F.log_softmax(student[valid].float() / temperature, dim=-1)
-    teacher_log = F.log_softmax(teacher[valid].float() / temperature, dim=-1)
+    student_log, teacher_log = (
+        F.log_softmax(columns(logits[valid], shared).float() / temperature, dim=-1) for logits in (student, teacher)
+    )
     return F.kl_div(student_log, teacher_log, reduction="sum", log_target=True) * temperature**2 / max(total, 1)
 
 
-def hidden_alignment(student: Sequence[Tensor], teacher: Sequence[Tensor], labels: Tensor, total: int) -> Tensor:
-    """Relative squared error of each layer's output, mean over layers. Sequences as transformers returns
-    hidden_states: entry 0 is the embedding, entry i the output of layer i, the last one after the final norm."""
+def columns(logits: Tensor, shared: Tensor | None) -> Tensor:
+    """(..., V) -> (..., n): the logits of the ascending ids `shared`; without a copy where those are the first n."""
+    if shared is None:
+        return logits
+    first = int(shared[-1]) + 1
+    return logits[..., :first] if first == len(shared) else logits[..., shared.to(logits.device)]
+
+
+def hidden_alignment(
+    student: Sequence[Tensor],
+    teacher: Sequence[Tensor],
+    labels: Tensor,
+    total: int,
+    layers: Sequence[int] | None = None,
+) -> Tensor:
+    """Squared error of each layer's output over the teacher's mean square, mean over the student's layers. Sequences as
+    transformers returns hidden_states: entry 0 is the embedding, entry i the output of layer i, the last one after the
+    final norm. layers: the teacher's entry for each of the student's layers; None where the depths are equal."""
     valid = labels != IGNORE
     losses = []
-    for ours, theirs in zip(student[1:], teacher[1:], strict=True):
-        theirs = theirs.float()
+    for ours, entry in zip(student[1:], layers or range(1, len(teacher)), strict=True):
+        theirs = teacher[entry].float()
         error = (ours.float() - theirs).square().mean(-1) / theirs.square().mean(-1).clamp_min(1e-12)
         losses.append(token_mean(error, valid, total))
     return torch.stack(losses).mean()

@@ -7,23 +7,26 @@ from typing import Any
 from .convert import convert, hand_over
 from .data import BlockStream
 from .distill import initial_model, make_stage
+from .freezing import check_freezes
 from .recipe import Recipe
 from .sizes import state_bytes
-from .stages import Stage, check_freezes, train_only
+from .stages import Stage, parameter_counts, train_only
 from .teachers import Teacher
 from .train import micro_batch_size, split, steps_of
+from .vocabulary import Vocabulary
 
 TIMED_SECONDS = 8.0
 
 
 @dataclass
 class StagePlan:
-    """One stage: parameters that train and that are frozen, tokens, optimiser steps, bytes of state per sequence,
-    and seconds at the rate of a few timed micro-batches."""
+    """One stage: parameters that train, those of them in projectors (dropped afterwards), parameters that are frozen,
+    tokens, optimiser steps, bytes of state per sequence, and seconds at the rate of a few timed micro-batches."""
 
     name: str
     mixer: str
     trainable: int
+    projectors: int
     frozen: int
     tokens: int
     steps: int
@@ -31,17 +34,18 @@ class StagePlan:
     seconds: float
 
 
-def plan(recipe: Recipe, teacher: Teacher, stream: BlockStream) -> list[StagePlan]:
-    """Runs a few micro-batches of each stage on a throw-away student; writes nothing."""
-    student, _ = convert(initial_model(teacher, recipe), recipe.stages[0].mixer.model_dump(), recipe.keep)
+def plan(recipe: Recipe, teacher: Teacher, base: Teacher, stream: BlockStream) -> list[StagePlan]:
+    """Runs a few micro-batches of each stage on a throw-away student; writes nothing. `base` is converted; it may be
+    the teacher."""
+    student, _ = convert(initial_model(base, recipe), recipe.stages[0].mixer.model_dump(), recipe.keep)
     check_freezes(recipe, student.config)
     plans = []
     for index, spec in enumerate(recipe.stages):
         if index and spec.mixer.name != student.config.mixer["name"]:
             hand_over(student, spec.mixer.model_dump())
-        stage = make_stage(student, recipe, index, teacher.model)
-        parameters = train_only(student, stage)
-        trainable = sum(p.numel() for p in parameters.values())
+        stage = make_stage(student, recipe, index, teacher.model, Vocabulary.of(teacher, base))
+        train_only(student, stage)
+        trainable, projectors, frozen = parameter_counts(student, stage)
         steps = steps_of(recipe, index)
         tokens = steps * recipe.batch_size * recipe.sequence_length
         plans.append(
@@ -49,7 +53,8 @@ def plan(recipe: Recipe, teacher: Teacher, stream: BlockStream) -> list[StagePla
                 name=stage.name,
                 mixer=spec.mixer.name,
                 trainable=trainable,
-                frozen=sum(p.numel() for p in student.parameters()) - trainable,
+                projectors=projectors,
+                frozen=frozen,
                 tokens=tokens,
                 steps=steps,
                 state_bytes=state_bytes(student.config),

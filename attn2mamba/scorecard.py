@@ -1,4 +1,4 @@
-"""What a finished run is worth, beside its teacher: quality, a continuation, memory, speed."""
+"""What a finished run is worth, beside the models that it comes from: quality, a continuation, memory, speed."""
 
 import json
 from pathlib import Path
@@ -14,18 +14,24 @@ from .run import write_text
 from .sizes import CONTEXTS, cross_over, human_bytes, human_cross_over, kv_bytes, state_bytes
 from .student.configuration_attn2mamba import Attn2MambaConfig
 from .teachers import load_teacher
+from .vocabulary import tokenizer_of
 
 PROMPT = "The capital of France is"
 DECODE_CONTEXTS = (64, 4096)
 NEW_TOKENS = 32
 
 
-def make_scorecard(run: Path, teacher_name: str, prompt: str = PROMPT) -> dict[str, Any]:
-    """Measure a finished run and write RUN/scorecard.json. Perplexities are those measured during the run."""
-    teacher, student = load_teacher(teacher_name), load_teacher(str(run / "final"))
-    models: dict[str, PreTrainedModel] = {"teacher": teacher.model, "student": student.model}
-    limit = getattr(teacher.config, "max_position_embeddings", None) or max(DECODE_CONTEXTS)
-    contexts = [n for n in DECODE_CONTEXTS if n + 64 <= limit]
+def make_scorecard(
+    run: Path, teacher_name: str, prompt: str = PROMPT, base_name: str | None = None, allow_pickle: bool = False
+) -> dict[str, Any]:
+    """Measure a finished run and write RUN/scorecard.json. Perplexities are those measured during the run. The KV cache
+    that the student's state replaces is that of the base, where the run had one besides its teacher."""
+    names = {"teacher": teacher_name, **({"base": base_name} if base_name else {}), "student": str(run / "final")}
+    loaded = {role: load_teacher(name, allow_pickle=allow_pickle) for role, name in names.items()}
+    student = loaded["student"]
+    models: dict[str, PreTrainedModel] = {role: x.model for role, x in loaded.items()}
+    limits = [getattr(x.config, "max_position_embeddings", None) or max(DECODE_CONTEXTS) for x in loaded.values()]
+    contexts = [n for n in DECODE_CONTEXTS if n + 64 <= min(limits)]
     config = cast(Attn2MambaConfig, student.config)
     card = {
         "student": describe(config),
@@ -33,11 +39,11 @@ def make_scorecard(run: Path, teacher_name: str, prompt: str = PROMPT) -> dict[s
         "perplexity": json.loads((run / "figures.json").read_text()),
         "prompt": prompt,
         "continuation": {
-            role: continue_text(model, teacher.tokenizer, prompt, NEW_TOKENS) for role, model in models.items()
+            role: continue_text(model, tokenizer_of(student), prompt, NEW_TOKENS) for role, model in models.items()
         },
         "memory_bytes": {
             str(n): {
-                "teacher": kv_bytes(config, n),
+                "base" if base_name else "teacher": kv_bytes(config, n),
                 "student": state_bytes(config) + kv_bytes(config, n, kept_only=True),
             }
             for n in CONTEXTS
@@ -53,26 +59,25 @@ def make_scorecard(run: Path, teacher_name: str, prompt: str = PROMPT) -> dict[s
 
 def print_scorecard(card: dict[str, Any], console: Console) -> None:
     table = Table(title=f"Scorecard: {card['student']}", title_justify="left")
-    for column in ("", "teacher", "student"):
+    perplexity, roles = card["perplexity"], list(card["continuation"])
+    for column in ("", *roles):
         table.add_column(column, justify="left" if not column else "right")
-    perplexity = card["perplexity"]
+
+    def row(label: str, values: dict[str, str]) -> None:
+        table.add_row(label, *(values.get(role, "") for role in roles))
+
     if "hedgehog" in perplexity:
-        table.add_row("held-out perplexity after stage 1", "", f"{perplexity['hedgehog']['perplexity']:.2f}")
+        row("held-out perplexity after stage 1", {"student": f"{perplexity['hedgehog']['perplexity']:.2f}"})
+    values = {role: f"{perplexity[role]['perplexity']:.2f}" for role in roles}
     ratio = perplexity["student"]["perplexity"] / perplexity["teacher"]["perplexity"]
-    teacher, student = (f"{perplexity[role]['perplexity']:.2f}" for role in ("teacher", "student"))
-    table.add_row("held-out perplexity", teacher, f"{student} ({ratio:.2f} x)")
+    row("held-out perplexity", values | {"student": f"{values['student']} ({ratio:.2f} x teacher)"})
     for context, sizes in card["memory_bytes"].items():
-        table.add_row(
-            f"KV cache / state at {int(context):,} tokens",
-            human_bytes(sizes["teacher"]),
-            human_bytes(sizes["student"]),
-        )
+        row(f"KV cache / state at {int(context):,} tokens", {role: human_bytes(n) for role, n in sizes.items()})
     for context, rates in card["decode_tokens_per_second"].items():
-        values = (f"{rates[role]:.1f}" for role in ("teacher", "student"))
-        table.add_row(f"decode tokens/s after {int(context):,} tokens", *values)
+        row(f"decode tokens/s after {int(context):,} tokens", {role: f"{rate:.1f}" for role, rate in rates.items()})
     console.print(table)
-    crossing = human_cross_over(card["memory_cross_over"])
-    console.print(f"Context from which the student needs less memory than the teacher: {crossing}.")
+    crossing, replaced = human_cross_over(card["memory_cross_over"]), "base" if "base" in roles else "teacher"
+    console.print(f"Context from which the student needs less memory than the {replaced}: {crossing}.")
     for role, text in card["continuation"].items():
         console.print(f"{role}: {card['prompt']}{text}", markup=False)
     console.print(

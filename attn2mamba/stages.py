@@ -1,20 +1,22 @@
 """The two stages: what trains, what is minimised, what is measured. The loop in train.py knows neither by name."""
 
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from . import losses
+from .alignment import Projector, layer_map
 from .errors import UserError
+from .freezing import frozen_names
 from .recipe import Finetune, Recipe, Transfer
-from .student.attention import mixer_attentions, softmax_attention
-from .student.configuration_attn2mamba import Attn2MambaConfig
+from .student.attention import mixer_attentions, score_rule, softmax_attention
 from .student.inputs import positions_within
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
+from .vocabulary import Vocabulary
 
 Batch = dict[str, Tensor]
 Metrics = dict[str, float]
@@ -25,8 +27,12 @@ class Stage(Protocol):
 
     name: str
 
+    @property
+    def extra(self) -> nn.Module | None:
+        """What trains beside the model: kept in checkpoints, and dropped when the stage ends."""
+
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that this stage trains, by name."""
+        """The parameters that this stage trains, by name, those of `extra` included."""
 
     def start(self) -> None:
         """Set the model up; `stop` undoes it."""
@@ -49,6 +55,8 @@ class TransferStage:
     One model, no graph across layers: the softmax output flows on, the loss of each layer is local and its backward
     runs at once, so memory holds one layer's graph.
     """
+
+    extra = None
 
     def __init__(self, model: Attn2MambaForCausalLM, recipe: Recipe, stage: Transfer) -> None:
         self.name = "transfer"
@@ -88,12 +96,12 @@ class TransferStage:
 
     def _observe(self, module, mix, query, key, value, mask, **kwargs) -> Tensor:
         wants_weights = self.loss == "attention"
-        target, weights = softmax_attention(module, query, key, value, mask, **kwargs, output_attentions=wants_weights)
+        options = {**kwargs, "output_attentions": wants_weights}
+        target, weights = softmax_attention(module, query, key, value, mask, **options)
         with torch.set_grad_enabled(self.learning):
             if wants_weights:
-                scaling = kwargs.get("scaling") or query.shape[-1] ** -0.5
                 with torch.autocast(query.device.type, enabled=False):
-                    predicted = module.mixer.attention_weights(query, key, scaling, module.tokens)
+                    predicted = module.mixer.attention_weights(query, key, score_rule(query, kwargs), module.tokens)
                 assert weights is not None
                 per_token = losses.attention_loss(predicted, weights)
             else:
@@ -107,21 +115,30 @@ class TransferStage:
 
 
 class FinetuneStage:
-    """Stage 2: the whole student on cross-entropy, the teacher's logits and its hidden states, as weighted."""
+    """Stage 2: the whole student on cross-entropy, the teacher's logits and its hidden states, as weighted. The teacher
+    may be of another width and depth; `vocabulary` says which ids it shares with the student (None: all)."""
 
     def __init__(
-        self, model: Attn2MambaForCausalLM, recipe: Recipe, stage: Finetune, teacher: PreTrainedModel | None
+        self,
+        model: Attn2MambaForCausalLM,
+        recipe: Recipe,
+        stage: Finetune,
+        teacher: PreTrainedModel | None,
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         self.name = "finetune"
         self.model, self.weights, self.reset = model, stage.loss, recipe.reset_documents
-        self.teacher = teacher if stage.loss.kl or stage.loss.hidden else None
-        if (stage.loss.kl or stage.loss.hidden) and teacher is None:
+        self.vocabulary = vocabulary
+        if needs_teacher(stage) and teacher is None:
             raise UserError("loss kl and hidden compare with the teacher, which this run does not have")
+        self.teacher = teacher if needs_teacher(stage) else None
         self.frozen = frozen_names(model, stage.freeze)
         self.autocast = autocast(model, recipe)
+        self.extra = Projector.between(model, teacher) if stage.loss.hidden and teacher is not None else None
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.model.named_parameters() if name not in self.frozen}
+        extra = self.extra.named_parameters(prefix="projector") if self.extra else ()
+        return {name: p for name, p in self.model.named_parameters() if name not in self.frozen} | dict(extra)
 
     def start(self) -> None:
         self.model.train()
@@ -138,27 +155,49 @@ class FinetuneStage:
     def backward(self, batch: Batch, total: int) -> Metrics:
         with self.autocast:
             terms = self._terms(batch, total)
-        weights = self.weights.model_dump()
-        loss = sum(weights[name] * term for name, term in terms.items())
+        loss: Any = sum(getattr(self.weights, name) * term for name, term in terms.items())
         loss.backward()
         return {"loss": float(loss.detach()), **{name: float(term.detach()) for name, term in terms.items()}}
 
     def _terms(self, batch: Batch, total: int) -> dict[str, Tensor]:
-        labels, inputs = self._labels(batch), model_inputs(batch, self.reset)
-        hidden = bool(self.weights.hidden)
-        output = self.model(**inputs, use_cache=False, output_hidden_states=hidden)
-        terms = (
-            {"cross_entropy": losses.cross_entropy(output.logits, labels, total)} if self.weights.cross_entropy else {}
-        )
-        if self.teacher is not None:
-            with torch.no_grad():
-                target = self.teacher(**teacher_inputs(batch, self.reset), use_cache=False, output_hidden_states=hidden)
-            if self.weights.kl:
-                temperature = self.weights.temperature
-                terms["kl"] = losses.logit_kl(output.logits, target.logits, labels, total, temperature)
-            if hidden:
-                terms["hidden"] = losses.hidden_alignment(output.hidden_states, target.hidden_states, labels, total)
+        weights, labels, output = self.weights, self._labels(batch), self._output(batch)
+        terms = {"cross_entropy": losses.cross_entropy(output.logits, labels, total)} if weights.cross_entropy else {}
+        if self.teacher is None:
+            return terms
+        target, labels = self._target(batch, labels)
+        if weights.kl:
+            shared = self.vocabulary.shared if self.vocabulary else None
+            terms["kl"] = losses.logit_kl(output.logits, target.logits, labels, total, weights.temperature, shared)
+        if weights.hidden:
+            ours = self.extra(output.hidden_states) if self.extra else output.hidden_states
+            layers = layer_map(len(ours) - 1, len(target.hidden_states) - 1)
+            terms["hidden"] = losses.hidden_alignment(ours, target.hidden_states, labels, total, layers)
         return terms
+
+    def _output(self, batch: Batch) -> Any:
+        inputs = model_inputs(batch, self.reset)
+        return self.model(**inputs, use_cache=False, output_hidden_states=bool(self.weights.hidden))
+
+    @torch.no_grad()
+    def _target(self, batch: Batch, labels: Tensor) -> tuple[Any, Tensor]:
+        """The teacher's output, and those of the labels at which it means something."""
+        assert self.teacher is not None
+        if self.vocabulary:
+            ids, labels = self.vocabulary.for_teacher(batch["input_ids"], labels)
+            batch = {**batch, "input_ids": ids}
+        inputs = teacher_inputs(batch, self.reset)
+        return self.teacher(**inputs, use_cache=False, output_hidden_states=bool(self.weights.hidden)), labels
+
+    @torch.no_grad()
+    def fit_projector(self, batches: Iterable[Batch]) -> None:
+        """Start the projector, where the stage has one, from the least-squares fit over `batches`."""
+        if self.extra:
+            self.extra.fit(map(self._states, batches))
+
+    def _states(self, batch: Batch) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+        with self.autocast:
+            output, (target, labels) = self._output(batch), self._target(batch, self._labels(batch))
+        return output.hidden_states, target.hidden_states, labels != losses.IGNORE
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Metrics:
@@ -170,12 +209,24 @@ class FinetuneStage:
         return {"loss": float(losses.cross_entropy(logits, self._labels(batch), total=1))}
 
 
+def needs_teacher(stage: Transfer | Finetune) -> bool:
+    """Whether a stage of a recipe compares with the teacher."""
+    return isinstance(stage, Finetune) and bool(stage.loss.kl or stage.loss.hidden)
+
+
 def train_only(model: nn.Module, stage: Stage) -> dict[str, nn.Parameter]:
     """Give gradients to what `stage` trains and to nothing else; returns those parameters, by name."""
     parameters = stage.trainable()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in parameters)
     return parameters
+
+
+def parameter_counts(model: nn.Module, stage: Stage) -> tuple[int, int, int]:
+    """Parameters that `stage` trains, those of them in its `extra`, and those of the model that stay as they are."""
+    trainable = sum(p.numel() for p in stage.trainable().values())
+    extra = sum(p.numel() for p in stage.extra.parameters()) if stage.extra else 0
+    return trainable, extra, sum(p.numel() for p in model.parameters()) + extra - trainable
 
 
 def model_inputs(batch: Batch, reset: bool) -> Batch:
@@ -196,35 +247,3 @@ def autocast(model: nn.Module, recipe: Recipe) -> AbstractContextManager:
     if parameter.dtype != torch.float32:
         raise UserError(f"training needs fp32 weights, not {parameter.dtype}: 16 bits lose small updates; load in fp32")
     return torch.autocast(parameter.device.type, torch.bfloat16) if recipe.precision == "bf16" else nullcontext()
-
-
-def check_freezes(recipe: Recipe, config: Attn2MambaConfig) -> None:
-    """Raises UserError, before anything trains, for a `freeze` that will match nothing when its stage begins."""
-    for stage in recipe.stages:
-        if isinstance(stage, Finetune):
-            mixer = stage.mixer.model_dump()
-            shape = Attn2MambaConfig(base_config=config.base_config, mixer=mixer, layers=config.layers)
-            with torch.device("meta"):
-                frozen_names(Attn2MambaForCausalLM(shape), stage.freeze)
-
-
-def frozen_names(model: Attn2MambaForCausalLM, patterns: list[str]) -> set[str]:
-    """Parameters that `patterns` name: "embeddings" (input and output), or globs over parameter or module names,
-    as the teacher calls them. Raises UserError for a pattern that matches nothing, or when nothing is left to train."""
-    names = {name.removeprefix("backbone."): name for name, _ in model.named_parameters()}
-    frozen: set[str] = set()
-    for pattern in patterns:
-        if pattern == "embeddings":
-            modules = (model.get_input_embeddings(), model.get_output_embeddings())
-            ids = {id(p) for module in modules if module is not None for p in module.parameters()}
-            matched = {name for name, p in model.named_parameters() if id(p) in ids}
-        else:
-            matched = {
-                full for name, full in names.items() if fnmatchcase(name, pattern) or fnmatchcase(name, pattern + ".*")
-            }
-        if not matched:
-            raise UserError(f"freeze: {pattern!r} matches no parameter; names look like {next(iter(names))}")
-        frozen |= matched
-    if len(frozen) == len(names):
-        raise UserError("freeze: every parameter is frozen; nothing is left to train")
-    return frozen

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_model, save_model
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 
 from .data import Blocks, BlockStream
@@ -52,14 +52,8 @@ class Trainer:
         held_out: Blocks,
         run: Run,
     ) -> None:
-        self.recipe, self.stage, self.model, self.data, self.held_out, self.run = (
-            recipe,
-            stage,
-            model,
-            data,
-            held_out,
-            run,
-        )
+        self.recipe, self.stage, self.model = recipe, stage, model
+        self.data, self.held_out, self.run = data, held_out, run
         self.position = Position(index)
         self.first_sequence = sum(steps_of(recipe, i) for i in range(index)) * recipe.batch_size
         self.steps = steps_of(recipe, index)
@@ -77,6 +71,8 @@ class Trainer:
     def resume(self, checkpoint: Path) -> None:
         """Continue from a checkpoint of this stage."""
         load_model(self.model, checkpoint / "model.safetensors")
+        if self.stage.extra is not None:
+            self.stage.extra.load_state_dict(load_file(checkpoint / "extra.safetensors"))
         state = load_tensors(checkpoint / "trainer.pt")
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -86,17 +82,14 @@ class Trainer:
         self.frozen_before = fingerprint(self._frozen())
 
     def save(self) -> Path:
-        """Write a checkpoint of the model, the optimiser and the place in the data."""
+        """Write a checkpoint of the model, what trains beside it, the optimiser and the place in the data."""
 
         def write(path: Path) -> None:
             save_model(self.model, str(path / "model.safetensors"))
-            state = {
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "rng": self.random_state,
-                "position": vars(self.position),
-            }
-            torch.save(state, path / "trainer.pt")
+            if self.stage.extra is not None:
+                save_file(self.stage.extra.state_dict(), path / "extra.safetensors")
+            state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
+            torch.save({**state, "rng": self.random_state, "position": vars(self.position)}, path / "trainer.pt")
 
         return self.run.save(self.position.tag, write, self.recipe.checkpoints.keep)
 
@@ -154,7 +147,7 @@ class Trainer:
         batch = to_device(self.data.batch(start, self.recipe.batch_size), self.model)
         total = self.stage.count(batch)
         sums: Metrics = defaultdict(float)
-        for piece in split(batch, self.recipe.micro_batch_size or micro_batch_size(self.recipe)):
+        for piece in micro_batches(self.recipe, batch):
             stop.check()
             for name, value in self.stage.backward(piece, total).items():
                 sums[name] += value
@@ -206,12 +199,13 @@ def steps_of(recipe: Recipe, stage: int) -> int:
 
 def micro_batch_size(recipe: Recipe) -> int:
     """The most sequences, dividing the batch, that hold no more than MICRO_TOKENS tokens (at least one)."""
-    fits = [
-        n
-        for n in range(1, recipe.batch_size + 1)
-        if recipe.batch_size % n == 0 and n * recipe.sequence_length <= MICRO_TOKENS
-    ]
-    return max(fits, default=1)
+    divisors = (n for n in range(1, recipe.batch_size + 1) if recipe.batch_size % n == 0)
+    return max((n for n in divisors if n * recipe.sequence_length <= MICRO_TOKENS), default=1)
+
+
+def micro_batches(recipe: Recipe, batch: Batch) -> Iterator[Batch]:
+    """The pieces of an optimiser step's batch whose gradients are summed."""
+    return split(batch, recipe.micro_batch_size or micro_batch_size(recipe))
 
 
 def split(batch: Batch, size: int) -> Iterator[Batch]:
@@ -228,10 +222,7 @@ def adamw(parameters: dict[str, nn.Parameter], lr: float, options: Optimizer) ->
     """AdamW; biases, norms and decay rates are not decayed."""
     plain = [p for name, p in parameters.items() if p.dim() < 2 or name.endswith("bias")]
     decayed = [p for name, p in parameters.items() if not (p.dim() < 2 or name.endswith("bias"))]
-    groups = [
-        {"params": decayed, "weight_decay": options.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+    groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=options.betas)
 
 

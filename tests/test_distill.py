@@ -1,5 +1,6 @@
 """Whole runs on a tiny teacher: what they leave behind, and that nothing that interrupts them changes it."""
 
+import gc
 import io
 import json
 import multiprocessing
@@ -7,23 +8,29 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from attn2mamba.distill import Distillation, distill, recipe_header
+from attn2mamba.alignment import Projector
+from attn2mamba.convert import convert
+from attn2mamba.distill import Distillation, distill, recipe_header, save_student
 from attn2mamba.errors import UserError
 from attn2mamba.evaluate.perplexity import block_perplexity
 from attn2mamba.progress import Progress
-from attn2mamba.recipe import Recipe, load_recipe
+from attn2mamba.recipe import FinetuneLoss, Recipe, load_recipe
 from attn2mamba.run import Run
 from attn2mamba.student.modeling_attn2mamba import Attn2MambaForCausalLM
 from attn2mamba.teachers import load_teacher
 from attn2mamba.train import Trainer
+
+distill_module = sys.modules["attn2mamba.distill"]  # the package's attribute of that name is the function
 
 RECIPE = """
 sequence_length: 16
@@ -90,6 +97,20 @@ def test_the_finished_model_is_a_plain_directory(whole, teacher_directory, tiny_
     assert (generation.repetition_penalty, generation.eos_token_id) == (1.5, 0)
     assert (final / "modeling_attn2mamba.py").is_file()
     assert not list(whole.rglob(".partial-*"))
+
+
+def test_rows_that_pad_the_vocabulary_are_never_generated(tiny_teacher, tiny_tokenizer, tmp_path):
+    """Twenty rows more than the tokenizer has ids, as Pythia has 27, and they would win every time."""
+    student, _ = convert(tiny_teacher("llama", vocab_size=len(tiny_tokenizer) + 20, tie_word_embeddings=False))
+    with torch.no_grad():
+        student.get_output_embeddings().weight[len(tiny_tokenizer) :] *= 100
+    prompt = torch.arange(1, 6)[None]
+    mask = torch.ones_like(prompt)
+    assert student.generate(prompt, attention_mask=mask, max_new_tokens=8).max() >= len(tiny_tokenizer)
+    save_student(student, tiny_tokenizer, tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for options in ({}, {"do_sample": True}, {"num_beams": 3}):
+        assert again.generate(prompt, attention_mask=mask, max_new_tokens=8, **options).max() < len(tiny_tokenizer)
 
 
 def test_embeddings_come_out_as_they_went_in(whole, teacher_directory):
@@ -267,6 +288,152 @@ def test_validation_text_of_its_own(again, tmp_path, corpus):
     again(validation=[str(path)])
     card = (tmp_path / "run" / "final" / "README.md").read_text()
     assert "Validation text (held_out.txt), 16 tokens of context" in card and "corpus.jsonl" not in card
+
+
+ANOTHER_TEACHER = ("stages.1.loss={cross_entropy: 0.5, kl: 0.5, hidden: 0.5}",)
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory, teacher_directory) -> str:
+    """A teacher with the tokenizer of `teacher_directory`, but wider, deeper and with padding rows."""
+    torch.manual_seed(8)
+    config = AutoConfig.from_pretrained(teacher_directory)
+    config.update({"hidden_size": 48, "num_hidden_layers": 3, "vocab_size": config.vocab_size + 11, "head_dim": 12})
+    path = tmp_path_factory.mktemp("teachers") / "larger-llama"
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    AutoTokenizer.from_pretrained(teacher_directory).save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def learns(tmp_path_factory, larger, teacher_directory, corpus) -> Path:
+    """A run whose base learns from another teacher, and that nobody stopped."""
+    path, log = tmp_path_factory.mktemp("runs"), io.StringIO()
+    recipe = recipe_of(path, *ANOTHER_TEACHER)
+    distill(recipe, larger, [corpus], path / "run", base=teacher_directory, progress=Progress(log))
+    (path / "log").write_text(log.getvalue())
+    return path / "run"
+
+
+def test_a_base_learns_from_another_teacher(learns, whole, larger, teacher_directory, corpus):
+    figures = json.loads((learns / "figures.json").read_text())
+    assert list(figures) == ["teacher", "base", "hedgehog", "student"]
+    alone = json.loads((whole / "figures.json").read_text())
+    assert figures["base"] == alone["teacher"] and figures["hedgehog"] == alone["hedgehog"]
+    assert result(learns)[2] == result(whole)[2]  # stage 1 has no use for the teacher
+    text = (learns / "recipe.yaml").read_text()
+    assert text.startswith(
+        f"# attn2mamba distill --recipe recipe.yaml --teacher {larger} --base {teacher_directory} --data {corpus}\n"
+    )
+    card = (learns / "final" / "README.md").read_text()
+    assert "made from `tiny-llama` by attn2mamba" in card and "and distilled from `larger-llama`." in card
+    assert f"| base | {figures['base']['perplexity']:.2f} |" in card
+    first = (learns / "hedgehog" / "README.md").read_text()
+    assert "made from `tiny-llama`" in first and "larger-llama" not in first
+    last = [e for e in result(learns)[0] if "loss" in e][-1]
+    assert {"cross_entropy", "kl", "hidden"} < set(last)
+
+
+def test_a_run_fits_its_projector_first(larger, teacher_directory, corpus, tmp_path, monkeypatch):
+    """To all of the run's first batch, in micro-batches."""
+    seen: list[int] = []
+
+    def fit(self, batches):
+        for ours, theirs, valid in batches:
+            seen.append(int(valid.sum()))
+            assert [x.shape[-1] for x in ours] == [32] * 3 and [x.shape[-1] for x in theirs] == [48] * 4
+
+    monkeypatch.setattr(Projector, "fit", fit)
+    distill(recipe_of(tmp_path, *ANOTHER_TEACHER), larger, [corpus], tmp_path / "run", base=teacher_directory)
+    assert seen == [2 * 15, 2 * 15]
+
+
+def test_projectors_train_and_are_dropped(learns, whole):
+    extra = 2 * (32 * 48 + 48)
+    log = (learns.parent / "log").read_text()
+    assert f"({extra:,} of them in projectors, which are dropped afterwards)" in log
+    for directory in ("hedgehog", "final"):
+        assert set(weights(learns / directory)) == set(weights(whole / directory))
+    checkpoint = learns / "checkpoints" / "stage1-step00000005"
+    projector = load_file(checkpoint / "extra.safetensors")
+    assert sum(x.numel() for x in projector.values()) == extra
+    assert not any("projector" in name for name in load_file(checkpoint / "model.safetensors"))
+    assert not (whole / "checkpoints" / "stage1-step00000005" / "extra.safetensors").exists()
+
+
+@pytest.mark.parametrize("tag", ["stage0-step00000005", "stage1-step00000002"])
+def test_resumed_with_a_projector_is_as_never_stopped(
+    learns, again, larger, teacher_directory, corpus, tmp_path, monkeypatch, tag
+):
+    def kill(self):
+        path = save(self)
+        if path.name == tag:
+            raise SystemExit
+        return path
+
+    save = Trainer.save
+    monkeypatch.setattr(Trainer, "save", kill)
+    arguments = (recipe_of(tmp_path, *ANOTHER_TEACHER), larger, [corpus], tmp_path / "run")
+    with pytest.raises(SystemExit):
+        distill(*arguments, base=teacher_directory)
+    monkeypatch.undo()
+    distill(*arguments, base=teacher_directory, resume=True)
+    assert result(tmp_path / "run") == result(learns)
+    ends = [load_file(run / "checkpoints" / "stage1-step00000005" / "extra.safetensors")
+            for run in (tmp_path / "run", learns)]  # fmt: skip
+    assert ends[0].keys() == ends[1].keys() and all(torch.equal(x, ends[1][name]) for name, x in ends[0].items())
+
+
+def test_another_teacher_changes_what_is_learnt(learns, larger, teacher_directory, corpus, tmp_path, again):
+    again(*ANOTHER_TEACHER)
+    assert result(tmp_path / "run")[2] == result(learns)[2] and result(tmp_path / "run")[3] != result(learns)[3]
+    with pytest.raises(UserError, match="has another recipe, teacher or data"):
+        again(*ANOTHER_TEACHER, base=larger)
+
+
+def test_a_base_that_is_the_teacher_is_as_none(whole, again, teacher_directory, tmp_path):
+    again(base=teacher_directory)
+    assert result(tmp_path / "run") == result(whole)
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == (whole / "recipe.yaml").read_text()
+
+
+def test_models_are_let_go_of_when_no_stage_needs_them(larger, teacher_directory, corpus, tmp_path, monkeypatch):
+    """The base once it is converted, the teacher after the last stage that compares with it."""
+
+    def train(self, index, *rest):
+        gc.collect()
+        seen.append([role for role, model in alive.items() if model()])
+
+    def convert(*args):
+        alive.update({role: weakref.ref(model) for role, model in run.models.items()})
+        return original(*args)
+
+    original, alive, seen = distill_module.convert, {}, []
+    monkeypatch.setattr(distill_module, "convert", convert)
+    monkeypatch.setattr(Distillation, "_train", train)
+    recipe = recipe_of(tmp_path, *ANOTHER_TEACHER)
+    last = recipe.stages[1].model_copy(update={"loss": FinetuneLoss()})
+    recipe = recipe.model_copy(update={"stages": [*recipe.stages, last]})
+    run = Distillation(recipe, larger, [corpus], tmp_path / "run", None, False, Progress(), teacher_directory)
+    run.run()
+    assert seen == [["teacher"], ["teacher"], []]
+
+
+def test_a_teacher_that_cannot_teach_is_refused_before_anything_is_written(
+    again, larger, teacher_directory, corpus, tmp_path, tiny_tokenizer
+):
+    with pytest.raises(UserError, match="no stage weighs loss kl or hidden"):
+        again("stages.1.loss={kl: 0.0}", base=larger, resume=False)
+    other = tmp_path / "other"
+    shutil.copytree(larger, other)
+    state = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = state["model"]["vocab"]
+    vocabulary["Ġthe"], vocabulary["dog"] = vocabulary["dog"], vocabulary["Ġthe"]
+    (other / "tokenizer.json").write_text(json.dumps(state))
+    (other / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(UserError, match="token 260 is 'dog' in the teacher and 'Ġthe' in the base"):
+        distill(recipe_of(tmp_path), str(other), [corpus], tmp_path / "run", base=teacher_directory)
+    assert not (tmp_path / "run").exists()
 
 
 # Kills from outside, in processes that are forked from one that has imported everything.

@@ -51,6 +51,31 @@ def test_kl_is_the_formula(temperature):
     assert float(actual) == pytest.approx(expected / count, rel=1e-5)
 
 
+@pytest.mark.parametrize("shared", [[0, 1, 2, 3, 4], [0, 2, 3, 6]])
+@pytest.mark.parametrize(("ours", "theirs"), [(7, 9), (9, 7), (7, 7)])
+def test_kl_over_the_shared_ids(shared, ours, theirs):
+    """Whichever has more rows, and whatever the others say, even where they would win by far."""
+    student, teacher, labels = randn(B, T, ours), randn(B, T, theirs, seed=1), some_labels() % 5
+    labels[0, 2:] = IGNORE
+    count = int((labels != IGNORE).sum())
+    expected = 0.0
+    for b, t in (labels != IGNORE).nonzero().tolist():
+        p = teacher[b, t, shared].softmax(-1)
+        q = student[b, t, shared].softmax(-1)
+        expected += float((p * (p / q).log()).sum()) / count
+    ids = torch.tensor(shared)
+    assert float(losses.logit_kl(student, teacher, labels, count, shared=ids)) == pytest.approx(expected, rel=1e-5)
+
+    padding = [torch.tensor([i for i in range(rows) if i not in shared]) for rows in (ours, theirs)]
+    for logits, others in zip((student, teacher), padding, strict=True):
+        logits[..., others] = 1e4 * randn(B, T, len(others), seed=3)
+    student.requires_grad_()
+    loss = losses.logit_kl(student, teacher, labels, count, shared=ids)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert not student.grad[..., padding[0]].any() and student.grad[..., shared].any()
+
+
 @pytest.mark.parametrize("loss", ALL)
 def test_a_longer_sequence_of_the_same_costs_the_same(loss):
     labels, student, teacher = some_labels(), randn(B, T, V), randn(B, T, V, seed=1)
@@ -133,6 +158,19 @@ def test_hidden_alignment_compares_the_outputs_of_layers(tiny_teacher):
     error = [((x - y).square().mean(-1) / y.square().mean(-1))[:, :-1].mean() for x, y in zip(*seen, strict=True)]
     actual = losses.hidden_alignment(states[0], states[1], labels, 7)
     torch.testing.assert_close(actual, torch.stack(error).mean())
+
+
+def test_hidden_alignment_by_a_layer_map():
+    student, teacher = ([randn(B, T, 4, seed=10 * n + i) for i in range(n + 1)] for n in (2, 3))
+    labels = torch.zeros(B, T, dtype=torch.long)
+    error = [
+        ((x - y).square().mean(-1) / y.square().mean(-1)).mean()
+        for x, y in zip(student[1:], (teacher[2], teacher[3]), strict=True)
+    ]
+    actual = losses.hidden_alignment(student, teacher, labels, B * T, layers=[2, 3])
+    torch.testing.assert_close(actual, torch.stack(error).mean())
+    with pytest.raises(ValueError):
+        losses.hidden_alignment(student, teacher, labels, B * T)
 
 
 @pytest.mark.parametrize(

@@ -37,16 +37,17 @@ class Model(nn.Module):
 
 
 class Stage:
-    """Pulls the weight towards noisy targets; `events` maps "backward 3" (the third call) and the like to a function
-    that is called at the start of it."""
+    """Pulls the weight, and what trains beside it, towards noisy targets; `events` maps "backward 3" (the third call)
+    and the like to a function that is called at the start of it."""
 
     name = "toy"
 
-    def __init__(self, model, events=None):
+    def __init__(self, model, events=None, extra=None):
         self.model, self.events, self.calls = model, events or {}, {"backward": 0, "evaluate": 0}
+        self.extra = extra
 
     def trainable(self):
-        return {"weight": self.model.weight}
+        return {"weight": self.model.weight, **({"extra.weight": self.extra.weight} if self.extra else {})}
 
     def start(self): ...
 
@@ -63,6 +64,7 @@ class Stage:
         factor = self._call("backward")
         target = batch["input_ids"].float().sin().sum() + torch.randn(())
         loss = (self.model.weight - target).square().sum() * (1.0 if factor is None else factor) / total
+        loss = loss + ((self.extra.weight - target).square().sum() / total if self.extra else 0)
         loss.backward()
         return {"loss": float(loss.detach())}
 
@@ -81,11 +83,12 @@ def recipe_of(stages=1, **options) -> Recipe:
 class Toy:
     """One stage in a run at `path`, ready to train."""
 
-    def __init__(self, path, events=None, resume=False, index=0, **options):
+    def __init__(self, path, events=None, resume=False, index=0, extra=False, **options):
+        beside = nn.Linear(4, 2, bias=False) if extra else None
         torch.manual_seed(0)
         self.recipe, self.model = recipe_of(index + 1, **options), Model()
         self.run = Run(path, "toy", resume)
-        self.stage = Stage(self.model, events)
+        self.stage = Stage(self.model, events, beside)
         self.trainer = Trainer(self.recipe, index, self.stage, self.model, Data(), HELD_OUT, self.run)
         if resume:
             checkpoint = self.run.latest(pytest.fail)
@@ -151,6 +154,25 @@ def test_a_stop_saves_the_steps_done(tmp_path, call, steps):
     resumed = Toy(tmp_path, resume=True)
     assert resumed.trainer.position.step == steps
     resumed.run.close()
+
+
+def test_what_trains_beside_the_model_is_kept_in_checkpoints_too(tmp_path):
+    whole = Toy(tmp_path / "whole", extra=True).train()
+    with pytest.raises(Stopped):
+        Toy(tmp_path / "run", {"backward 7": lambda: os.kill(os.getpid(), signal.SIGINT)}, extra=True).train()
+    resumed = Toy(tmp_path / "run", resume=True, extra=True)
+    assert not torch.equal(resumed.stage.extra.weight, whole.stage.extra.weight)
+    assert same(resumed.train().result(), whole.result())
+    assert torch.equal(resumed.stage.extra.weight, whole.stage.extra.weight)
+    files = {path.name for path in (tmp_path / "run" / "checkpoints" / "stage0-step00000006").iterdir()}
+    assert files == {"model.safetensors", "extra.safetensors", "trainer.pt", "manifest.json"}
+
+
+def test_what_trains_beside_the_model_counts_in_the_gradients_norm(tmp_path):
+    norms = [
+        Toy(tmp_path / str(extra), extra=extra).train().run.entries()[1]["gradient_norm"] for extra in (False, True)
+    ]
+    assert norms[1] > 1.2 * norms[0]
 
 
 def test_a_second_signal_stops_at_once(tmp_path):
