@@ -7,7 +7,7 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -17,7 +17,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-TeacherName = Annotated[str, typer.Option("--teacher", help="Hub id, directory, .gguf file, or smollm2-135m.")]
+TeacherName = Annotated[
+    str, typer.Option("--teacher", help="Hub id, directory, .gguf file, wheel, smollm2-135m or gemma3-270m.")
+]
 Data = Annotated[
     list[str],
     typer.Option(
@@ -29,6 +31,15 @@ Overrides = Annotated[
     list[str], typer.Option("--set", help="Override a recipe key, e.g. stages.0.tokens=1e6; repeatable.")
 ]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="Also write the figures to this JSON file.")]
+DType = Annotated[
+    Literal["fp32", "bf16", "fp16", "auto"], typer.Option("--dtype", help="Of the weights; auto is as they are stored.")
+]
+DeviceMap = Annotated[
+    str | None, typer.Option("--device-map", help="auto spreads the layers over all devices; default: the CPU.")
+]
+AllowPickle = Annotated[
+    bool, typer.Option("--allow-pickle", help="Read weights kept in pickles (*.bin); do so for files you trust.")
+]
 
 
 @app.command()
@@ -38,20 +49,25 @@ def distill(
     recipe: Annotated[
         str, typer.Option(help="A shipped recipe (see `attn2mamba recipes`) or a YAML file.")
     ] = "default",
+    base: Annotated[
+        str | None, typer.Option(help="Model to convert, when it is not the teacher: as --teacher, same tokenizer.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Directory of the run; needed unless --dry-run.")] = None,
     validation: Annotated[
         list[str] | None, typer.Option(help="Held-out text, as --data; drawn from the data when not given.")
     ] = None,
     overrides: Overrides = [],  # noqa: B006 typer copies it
+    allow_pickle: AllowPickle = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --output.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and its cost; write nothing.")] = False,
 ) -> None:
-    """Turn TEACHER into a Mamba model: OUTPUT/final, and a scorecard."""
+    """Turn TEACHER, or a smaller BASE that learns from it, into a Mamba model: OUTPUT/final, and a scorecard."""
     from attn2mamba.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides)
+    base = None if base == teacher else base
     if dry_run:
-        return _dry_run(resolved, teacher, data, validation)
+        return _dry_run(resolved, teacher, base, data, validation, allow_pickle)
     if output is None:
         raise typer.BadParameter("give a directory for the run", param_hint="--output")
     from rich.console import Console
@@ -60,41 +76,60 @@ def distill(
     from attn2mamba.scorecard import make_scorecard, print_scorecard
 
     try:
-        run_distillation(resolved, teacher, data, output, validation=validation, resume=resume)
+        run_distillation(
+            resolved,
+            teacher,
+            data,
+            output,
+            base=base,
+            validation=validation,
+            resume=resume,
+            allow_pickle=allow_pickle,
+        )
     except KeyboardInterrupt:
-        options = [("recipe", recipe), ("teacher", teacher), *(("data", d) for d in data)]
+        options = [("recipe", recipe), ("teacher", teacher), *([("base", base)] if base else [])]
+        options += [("data", d) for d in data]
         options += [*(("validation", v) for v in validation or ()), *(("set", o) for o in overrides)]
         words = [word for name, value in [*options, ("output", str(output))] for word in (f"--{name}", value)]
+        words += ["--allow-pickle"] if allow_pickle else []
         sys.stderr.write(f"\nStopped. Continue with\n  attn2mamba distill {shlex.join(words)} --resume\n")
         raise typer.Exit(130) from None
-    print_scorecard(make_scorecard(output, teacher), Console())
+    print_scorecard(make_scorecard(output, teacher, base_name=base, allow_pickle=allow_pickle), Console())
 
 
-def _dry_run(recipe: Any, teacher_name: str, data: list[str], validation: list[str] | None) -> None:
+def _dry_run(
+    recipe: Any,
+    teacher_name: str,
+    base_name: str | None,
+    data: list[str],
+    validation: list[str] | None,
+    allow_pickle: bool,
+) -> None:
     import tempfile
 
     from rich.console import Console
     from rich.table import Table
 
-    from attn2mamba import load
     from attn2mamba.data import open_data
+    from attn2mamba.distill import load_models
     from attn2mamba.plan import plan
     from attn2mamba.sizes import human_bytes
-    from attn2mamba.teachers import check_length
+    from attn2mamba.vocabulary import tokenizer_of
 
-    teacher = load(teacher_name)
-    check_length(teacher.model, recipe.sequence_length)
+    teacher, base = load_models(recipe, teacher_name, base_name, allow_pickle)
     table = Table(title="Plan", title_justify="left")
     with tempfile.TemporaryDirectory() as cache:
         length = recipe.sequence_length
         stream, _ = open_data(
-            data, teacher.tokenizer, length, seed=recipe.seed, validation=validation, cache_dir=Path(cache)
+            data, tokenizer_of(base), length, seed=recipe.seed, validation=validation, cache_dir=Path(cache)
         )
-        stages = plan(recipe, teacher, stream)
+        stages = plan(recipe, teacher, base, stream)
     for column in ("stage", *(s.name for s in stages)):
         table.add_column(column, justify="left" if column == "stage" else "right")
     table.add_row("mixer", *(s.mixer for s in stages))
     table.add_row("parameters that train", *(f"{s.trainable:,}" for s in stages))
+    if any(s.projectors for s in stages):
+        table.add_row("of them in projectors, dropped", *(f"{s.projectors:,}" for s in stages))
     table.add_row("frozen parameters", *(f"{s.frozen:,}" for s in stages))
     table.add_row("tokens", *(f"{s.tokens:,}" for s in stages))
     table.add_row("optimiser steps", *(f"{s.steps:,}" for s in stages))
@@ -112,11 +147,14 @@ def _duration(seconds: float) -> str:
 
 @app.command("eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A model directory, a run, a hub id, a .gguf file or a built-in name.")],
+    model: Annotated[str, typer.Argument(help="A run, or what distill takes as a teacher.")],
     teacher: Annotated[str | None, typer.Option(help="Score this model too, on the same text.")] = None,
     data: Annotated[str, typer.Option(help="Text to score: one source, as for distill.")] = "python-docs",
     context: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 1024,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
+    dtype: DType = "fp32",
+    device_map: DeviceMap = None,
+    allow_pickle: AllowPickle = False,
     output: OutputFile = None,
 ) -> None:
     """Perplexity of MODEL, and of its teacher, on text."""
@@ -129,13 +167,13 @@ def evaluate(
     from attn2mamba.teachers import check_length
 
     load_texts(data)  # a wrong name fails before a model is loaded
-    figures: dict[str, Any] = {"data": data, "context": context, "precision": "fp32", "models": {}}
-    table = Table(title=f"{data}, {context} tokens of context, fp32", title_justify="left")
+    figures: dict[str, Any] = {"data": data, "context": context, "precision": dtype, "models": {}}
+    table = Table(title=f"{data}, {context} tokens of context, {dtype}", title_justify="left")
     for column in ("model", "tokens", "perplexity", "by word", "bits per byte", "ratio to teacher"):
         table.add_column(column)
     reference = None
     for name in [teacher, model] if teacher else [model]:
-        loaded = _load_model(name)
+        loaded = _load_model(name, dtype, device_map, allow_pickle)
         check_length(loaded.model, context)
         result = text_perplexity(loaded.model, loaded.tokenizer, load_texts(data), context, max_tokens)
         figures["models"][name] = result.to_dict()
@@ -158,18 +196,21 @@ def evaluate(
 
 @app.command()
 def generate(
-    model: Annotated[str, typer.Argument(help="A model directory, a run, a hub id, a .gguf file or a built-in name.")],
+    model: Annotated[str, typer.Argument(help="A run, or what distill takes as a teacher.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    dtype: DType = "fp32",
+    device_map: DeviceMap = None,
+    allow_pickle: AllowPickle = False,
 ) -> None:
     """Continue PROMPT, printing the text as it comes."""
     import torch
 
     from attn2mamba.evaluate.generation import continue_text
 
-    loaded = _load_model(model)
+    loaded = _load_model(model, dtype, device_map, allow_pickle)
     torch.manual_seed(seed)
 
     def write(text: str) -> None:
@@ -183,17 +224,32 @@ def generate(
 
 @app.command()
 def inspect(
-    teacher: Annotated[str, typer.Argument(help="Hub id, directory, .gguf file, or smollm2-135m.")],
+    teacher: Annotated[str, typer.Argument(help="Hub id, directory, .gguf file, wheel, smollm2-135m or gemma3-270m.")],
+    recipe: Annotated[
+        str, typer.Option(help="Reckon the cost of this recipe: a shipped one or a YAML file.")
+    ] = "default",
+    overrides: Overrides = [],  # noqa: B006 typer copies it
+    hardware: Annotated[
+        str, typer.Option(help="An accelerator, such as a100-80gb, h100-sxm or rtx-4090, or a number of FLOP/s.")
+    ] = "a100-80gb",
+    utilisation: Annotated[float, typer.Option(min=0.001, max=1, help="Share of its peak that is reached.")] = 0.4,
+    devices: Annotated[int, typer.Option(min=1, help="How many of them share the work.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What would be converted, and state bytes against KV-cache bytes by context length. Reads no weights."""
+    """What would be converted, what is added, memory by context length, and the cost of training. Reads no weights."""
     import torch
     from rich.console import Console
 
     from attn2mamba import load
-    from attn2mamba.inspection import inspect_teacher, print_inspection
+    from attn2mamba.hardware import parse_hardware
+    from attn2mamba.inspection import Terms, inspect_model
+    from attn2mamba.inspection_text import print_inspection
+    from attn2mamba.recipe import load_recipe
 
-    found = inspect_teacher(load(teacher, config_only=True, dtype=torch.bfloat16))
+    terms = Terms(recipe, load_recipe(recipe, overrides), parse_hardware(hardware), utilisation, devices)
+    final = Path(teacher) / "final"  # of a run
+    model = load(str(final) if final.is_dir() else teacher, config_only=True, dtype=torch.bfloat16)
+    found = inspect_model(model, terms)
     if as_json:
         print(json.dumps(asdict(found), indent=1))
     else:
@@ -213,12 +269,13 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
             print(f"{known:14} {comment.split('. ')[0].split(': ')[0]}")
 
 
-def _load_model(name: str) -> Any:
+def _load_model(name: str, dtype: str, device_map: str | None, allow_pickle: bool) -> Any:
     """Any model that load_teacher takes, or a run's directory, which stands for its final model."""
-    from attn2mamba import load
+    from attn2mamba.teachers import DTYPES, load_teacher
 
     final = Path(name) / "final"
-    return load(str(final) if final.is_dir() else name)
+    path = str(final) if final.is_dir() else name
+    return load_teacher(path, dtype=DTYPES[dtype], device_map=device_map, allow_pickle=allow_pickle)
 
 
 def main() -> None:

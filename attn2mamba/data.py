@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attn2mamba.errors import UserError
 from attn2mamba.sources import Source, load_texts, parse_source
-from attn2mamba.store import Documents, default_cache_dir, open_store
+from attn2mamba.store import Documents, default_cache_dir, open_store, start_token
 
 __all__ = ["BlockStream", "Blocks", "load_texts", "open_data"]
 
@@ -29,9 +29,10 @@ class Blocks:
     EOS belongs to the document it ends.
     """
 
-    def __init__(self, documents: Documents, spans: np.ndarray, sequence_length: int):
+    def __init__(self, documents: Documents, spans: np.ndarray, sequence_length: int, start: int | None = None):
         self.sequence_length = sequence_length
         self._documents = documents
+        self._start = start
         self._spans = spans
         self._ends = np.cumsum(spans[:, 2] - spans[:, 1])
 
@@ -57,6 +58,8 @@ class Blocks:
             row += 1
         numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         ids = np.concatenate(parts).astype(np.int64)
+        if self._start is not None:
+            ids[0] = self._start
         return {"input_ids": torch.from_numpy(ids), "document_ids": torch.from_numpy(numbers)}
 
 
@@ -134,9 +137,11 @@ def open_data(
     else:
         held_documents, _ = _open_all([parse_source(string) for string in validation], tokenizer, cache_dir)
         held, ends = _spans(held_documents.lengths), documents.lengths
-    spans = _spans(ends)
-    parts = [Blocks(documents, spans[(source_of == i) & (ends > 0)], sequence_length) for i in range(len(sources))]
-    held_out = Blocks(held_documents, held, sequence_length)
+    spans, start = _spans(ends), start_token(tokenizer)
+    parts = [
+        Blocks(documents, spans[(source_of == i) & (ends > 0)], sequence_length, start) for i in range(len(sources))
+    ]
+    held_out = Blocks(held_documents, held, sequence_length, start)
     held_blocks = HELD_OUT_BLOCKS if validation is None else 0
     for i, part in enumerate(parts):
         if not len(part):

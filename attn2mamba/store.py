@@ -27,7 +27,8 @@ PIECE_CHARACTERS = 1_000_000
 
 
 class Documents:
-    """Tokenised documents, memory-mapped: `documents[i]` is an int32 array, its last element the EOS.
+    """Tokenised documents, memory-mapped: `documents[i]` is an int32 array, its last element the EOS, its first the BOS
+    where the tokenizer puts one.
 
     lengths: (n,) int64, tokens of each document. hashes: (n,) uint64, equal for equal documents.
     """
@@ -55,14 +56,14 @@ def default_cache_dir() -> Path:
 
 
 def open_store(source: Source, tokenizer: PreTrainedTokenizerBase, cache_dir: Path) -> pa.Table:
-    """A source's table of input_ids (list of int32, EOS last) and hash (uint64), one row a document.
+    """A source's table of input_ids (list of int32, EOS last, BOS first if any) and hash (uint64), one row a document.
 
     Tokenised on first use, and again where the file in cache_dir turns out broken. Raises UserError where the
     source has no text, the tokenizer no EOS, or the store cannot be written.
     """
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer '{tokenizer.name_or_path}' has no EOS token to end documents; set eos_token")
-    key = json.dumps([FORMAT_VERSION, source.identity, tokenizer_fingerprint(tokenizer)])
+    key = json.dumps([FORMAT_VERSION, source.identity, tokenizer_fingerprint(tokenizer), start_token(tokenizer)])
     path = cache_dir / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.arrow"
     try:
         try:
@@ -77,6 +78,13 @@ def open_store(source: Source, tokenizer: PreTrainedTokenizerBase, cache_dir: Pa
         raise UserError(
             f"cannot keep tokens in '{cache_dir}' ({reason}); {cure} or set ATTN2MAMBA_CACHE to another place"
         ) from error
+
+
+def start_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The BOS that the tokenizer itself puts before a text, without which some models (Gemma) are not themselves."""
+    bos = tokenizer.bos_token_id
+    ids = tokenizer("a", return_attention_mask=False)["input_ids"]
+    return bos if bos is not None and ids[:1] == [bos] else None
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -115,6 +123,7 @@ def _write_store(path: Path, batches: Iterator[pa.RecordBatch]) -> None:
 
 
 def _tokenize(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[pa.RecordBatch]:
+    start = start_token(tokenizer)
     for batch in _batches(texts):
         pieces = [_pieces(text) for text in batch]
         ids = tokenizer(
@@ -125,7 +134,7 @@ def _tokenize(texts: Iterator[str], tokenizer: PreTrainedTokenizerBase) -> Itera
             verbose=False,
         )["input_ids"]
         stream = iter(ids)
-        documents = [_join([next(stream) for _ in document], tokenizer.eos_token_id) for document in pieces]
+        documents = [_join(start, [next(stream) for _ in document], tokenizer.eos_token_id) for document in pieces]
         lengths = [len(document) for document in documents]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         rows = pa.ListArray.from_arrays(offsets, np.concatenate(documents))
@@ -158,8 +167,9 @@ def _pieces(text: str) -> list[str]:
     return [*pieces, text[begin:]]
 
 
-def _join(pieces: list[list[int]], eos: int) -> np.ndarray:
-    return np.concatenate([*(np.asarray(ids, np.int32) for ids in pieces), np.asarray([eos], np.int32)])
+def _join(start: int | None, pieces: list[list[int]], eos: int) -> np.ndarray:
+    before = [] if start is None else [start]
+    return np.concatenate([np.asarray(ids, np.int32) for ids in (before, *pieces, [eos])])
 
 
 def _hash(ids: np.ndarray) -> int:

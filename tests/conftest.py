@@ -8,7 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -44,6 +44,17 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(["the cat sat on the mat and the dog sat on the log"] * 4, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>")
+
+
+@pytest.fixture(scope="session")
+def bos_tokenizer(tiny_tokenizer) -> PreTrainedTokenizerFast:
+    """The same, but a text begins with <bos> as with Gemma and Llama."""
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_special_tokens({"bos_token": "<bos>"})
+    bos = tokenizer.bos_token_id
+    template = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", bos)])
+    tokenizer.backend_tokenizer.post_processor = template
+    return tokenizer
 
 
 TINY = {

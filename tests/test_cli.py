@@ -5,12 +5,16 @@ import math
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import attn2mamba_cli
 from attn2mamba import plan
@@ -96,6 +100,44 @@ def test_from_a_teacher_to_an_answer(cli, here, recipe, teacher_directory, corpu
     assert cli(*distill)[0] == 2
     code, out, err = cli(*distill, "--resume")
     assert code == 0 and "finished already" in err and "Scorecard" in out
+
+
+@pytest.fixture
+def larger(here, teacher_directory) -> str:
+    """Another teacher with the same tokenizer: wider, deeper, with padding rows."""
+    config = AutoConfig.from_pretrained(teacher_directory)
+    config.update({"hidden_size": 48, "num_hidden_layers": 3, "vocab_size": config.vocab_size + 11, "head_dim": 12})
+    AutoModelForCausalLM.from_config(config).save_pretrained("larger")
+    AutoTokenizer.from_pretrained(teacher_directory).save_pretrained("larger")
+    return "larger"
+
+
+LOSS = "stages.1.loss={kl: 0.5, hidden: 0.5}"
+
+
+def test_a_base_that_learns_from_another_teacher(cli, here, recipe, larger, teacher_directory, corpus, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(plan, "TIMED_SECONDS", 0)
+    words = ["distill", "--recipe", recipe, "--teacher", larger, "--base", teacher_directory, "--data", corpus]
+    code, out, err = cli(*words, "--dry-run", "--set", LOSS)
+    assert code == 0, err
+    assert f"{2 * (32 * 48 + 48):,}" in next(line for line in out.splitlines() if "in projectors" in line)
+    code, out, err = cli(*words, "--output", "run", "--set", LOSS)
+    assert code == 0, err
+    header = next(line for line in out.splitlines() if "student" in line and "teacher" in line and "base" in line)
+    assert header.index("teacher") < header.index("base") < header.index("student")
+    assert "needs less memory than the base" in out
+    card = json.loads((here / "run" / "scorecard.json").read_text())
+    assert set(card["perplexity"]) == {"teacher", "base", "hedgehog", "student"}
+    assert set(card["continuation"]) == {"teacher", "base", "student"}
+    assert set(card["memory_bytes"]["1024"]) == {"base", "student"}
+    student = load_teacher("run/final")
+    assert student.config.hidden_size == 32 and not any("projector" in name for name in student.model.state_dict())
+    for more in ([], ["--dry-run"]):
+        code, _, err = cli(*words, "--output", "new", *more)
+        assert code == 2 and "no stage weighs loss kl or hidden" in err.splitlines()[-1]
+    code, _, err = cli(*words[:-4], "--base", "gone", "--data", corpus, "--output", "new", "--set", LOSS)
+    assert code == 2 and "gone" in err.splitlines()[-1] and not (here / "new").exists()
 
 
 def test_inspect(cli, teacher_directory):
@@ -198,6 +240,24 @@ def test_mistakes_of_the_other_commands(cli, here, teacher_directory, words, com
     assert files(here) == before
 
 
+def test_weights_in_pickles_other_types_and_places(cli, here, recipe, teacher_directory, corpus):
+    shutil.copytree(teacher_directory, here / "old")
+    weights = load_file(here / "old" / "model.safetensors")
+    torch.save(weights, here / "old" / "pytorch_model.bin")
+    (here / "old" / "model.safetensors").unlink()
+    score = ["eval", "old", "--data", corpus, "--context", 16, "--max-tokens", 64, "--output", "figures.json"]
+    generate = ["generate", "old", "--prompt", "the cat", "--max-new-tokens", 2]
+    for words in (score, generate):
+        code, _, err = cli(*words)
+        assert code == 2 and "--allow-pickle" in err and err.count("\n") == 1
+        assert cli(*words, "--allow-pickle", "--dtype", "bf16", "--device-map", "auto")[0] == 0
+    assert json.loads((here / "figures.json").read_text())["precision"] == "bf16"
+    distill = ["distill", "--recipe", recipe, "--teacher", "old", "--data", corpus, "--output", "run"]
+    assert "--allow-pickle" in cli(*distill)[2] and not (here / "run").exists()
+    assert cli(*distill, "--allow-pickle")[0] == 0
+    assert "'--dtype'" in cli(*generate, "--dtype", "int8")[2]
+
+
 def test_a_text_without_spaces_is_scored(cli, here, teacher_directory):
     """One word of a thousand tokens: its perplexity by word is beyond any float."""
     (here / "one.txt").write_text("x" * 2000)
@@ -255,6 +315,17 @@ def interrupted(words: list[str], number: int, log: str) -> None:
     os.dup2(file, 2)
     sys.argv = ["attn2mamba", *words]
     attn2mamba_cli.main()
+
+
+def test_a_stop_names_the_base_too(cli, here, recipe, larger, teacher_directory, corpus, monkeypatch):
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attn2mamba.distill", stop)
+    words = ["--teacher", larger, "--base", teacher_directory, "--data", corpus, "--set", "seed=1", "--output", "run"]
+    code, _, err = cli("distill", "--recipe", recipe, *words)
+    assert code == 130
+    assert f"attn2mamba distill --recipe {recipe} {' '.join(words[:-4])} --set seed=1 --output run --resume" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -42,6 +42,17 @@ def packed(corpus, tiny_tokenizer, tmp_path):
     return Blocks(documents, np.stack([np.arange(len(n)), np.zeros_like(n), n], 1), 32)
 
 
+def test_every_document_and_every_block_begins_with_the_bos(corpus, bos_tokenizer, tmp_path):
+    """Where the tokenizer puts one: in a block that starts inside a document it stands in place of the first token."""
+    bos = bos_tokenizer.bos_token_id
+    stream, held_out = open_data([corpus], bos_tokenizer, 32, cache_dir=tmp_path)
+    for blocks in (stream.blocks[0], held_out):
+        for block in blocks:
+            ids, numbers = block["input_ids"], block["document_ids"]
+            starts = torch.cat([torch.tensor([True]), numbers[1:] != numbers[:-1]])
+            assert torch.equal(ids == bos, starts)
+
+
 def test_blocks_are_the_documents_end_to_end(packed, corpus, tiny_tokenizer):
     eos = tiny_tokenizer.eos_token_id
     expected = [id for text in load_texts(corpus) for id in [*tiny_tokenizer.encode(text), eos]]

@@ -45,6 +45,23 @@ def test_equals_the_definition(teacher, context):
     assert result.bits_per_byte == pytest.approx(result.nll / math.log(2) / result.bytes)
 
 
+@pytest.mark.parametrize("context", [2, 4, 7, 100])
+def test_every_window_begins_with_the_bos(teacher, tiny_teacher, bos_tokenizer, context):
+    """Where the tokenizer puts one; a token is scored once, from the BOS and what its window holds before it."""
+    model, bos = tiny_teacher("llama", vocab_size=len(bos_tokenizer)), bos_tokenizer.bos_token_id
+    result = text_perplexity(model, bos_tokenizer, TEXTS[:2], context)
+    total, step = 0.0, context - 1
+    for text in TEXTS[:2]:
+        ids = bos_tokenizer(text, add_special_tokens=False).input_ids
+        for position, token in enumerate(ids):
+            before = ids[max(0, position - position % step - 1) : position]
+            with torch.no_grad():
+                logits = model(torch.tensor([[bos, *before]]), use_cache=False).logits[0, -1].double()
+            total -= float(logits.log_softmax(-1)[token])
+    assert result.tokens == sum(len(bos_tokenizer(x, add_special_tokens=False).input_ids) for x in TEXTS[:2])
+    assert result.nll == pytest.approx(total, rel=1e-5)
+
+
 @pytest.mark.parametrize("tokens_per_forward", [1, 8, 24, 4096])
 def test_what_is_scored_together_does_not_matter(teacher, monkeypatch, tokens_per_forward):
     alone = text_perplexity(teacher.model, teacher.tokenizer, TEXTS, 8)

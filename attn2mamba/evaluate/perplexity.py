@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
+from ..losses import IGNORE
+from ..store import start_token
 
 TOKENS_PER_FORWARD = 2048
 
@@ -58,13 +60,14 @@ def text_perplexity(
     context: int,
     max_tokens: int | None = None,
 ) -> Perplexity:
-    """Score every token of each text once, in windows of `context` tokens that do not overlap; a text's first token
-    is predicted from the tokenizer's EOS, which ends the document before it. Stops at max_tokens; words and bytes
-    are then those of the part scored. A word is a run of non-space characters.
+    """Score every token of each text once, in windows of `context` tokens that do not overlap. A text's first token
+    is predicted from the BOS that the tokenizer puts before a text, and every window starts with it; where it puts
+    none, from the EOS, which ends the document before it. Stops at max_tokens; words and bytes are then those of the
+    part scored. A word is a run of non-space characters.
     Raises UserError where there is nothing to score."""
     if tokenizer.eos_token_id is None:
         raise UserError(f"tokenizer '{tokenizer.name_or_path}' has no EOS token to start a text from; set eos_token")
-    result = Perplexity(0.0, 0)
+    result, start = Perplexity(0.0, 0), start_token(tokenizer)
     for text in texts:
         left = None if max_tokens is None else max_tokens - result.tokens
         if left is not None and left <= 0:
@@ -73,7 +76,7 @@ def text_perplexity(
         if left is not None and len(ids) > left:
             ids = ids[:left]
             text = str(tokenizer.decode(ids))
-        for inputs, targets in batches(windows(ids, tokenizer.eos_token_id, context)):
+        for inputs, targets in batches(windows(ids, tokenizer.eos_token_id, context, start)):
             result.nll += negative_log_likelihood(model, inputs, targets)
         result.tokens += len(ids)
         result.words += len(re.findall(r"\S+", text))
@@ -83,12 +86,19 @@ def text_perplexity(
     return result
 
 
-def windows(ids: list[int], prefix: int, context: int) -> Iterator[tuple[list[int], list[int]]]:
-    """(inputs, targets) of at most `context` tokens; each window starts from the token before it."""
-    for start in range(0, len(ids), context):
-        targets = ids[start : start + context]
-        before = ids[start - 1] if start else prefix
-        yield [before, *targets[:-1]], targets
+def windows(ids: list[int], eos: int, context: int, bos: int | None = None) -> Iterator[tuple[list[int], list[int]]]:
+    """(inputs, targets) of at most `context` tokens; each window starts from the token before it, the first from eos.
+    With a bos, that comes before every window, and the token before it is not scored again."""
+    if bos is None:
+        for start in range(0, len(ids), context):
+            targets = ids[start : start + context]
+            yield [ids[start - 1] if start else eos, *targets[:-1]], targets
+        return
+    ids = [bos, *ids]
+    for start in range(1, len(ids), max(1, context - 1)):
+        targets = ids[start : start + max(1, context - 1)]
+        head = [] if start == 1 else [bos]
+        yield [*head, ids[start - 1], *targets[:-1]], [*(IGNORE for _ in head), *targets]
 
 
 def batches(items: Iterable[tuple[list[int], list[int]]]) -> Iterator[tuple[Tensor, Tensor]]:
