@@ -55,3 +55,40 @@ class Progress:
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+class Steps:
+    """Progress through pieces of like size: a bar with the time left in a terminal, plain lines elsewhere."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self.console = Console(file=file or sys.stderr, highlight=False, soft_wrap=True)
+        self.bar: Bar | None = None
+
+    def start(self, name: str, total: int, done: int = 0) -> None:
+        """Begin `total` pieces of which `done` are known from an earlier run."""
+        self.name, self.total, self.done, self.first = name, total, done, done
+        self.began = self.shown = time.monotonic()
+        if self.console.is_terminal:
+            self.bar = Bar("{task.description}", BarColumn(), "{task.completed}/{task.total}", TimeRemainingColumn())
+            self.task = self.bar.add_task(name, total=total, completed=done)
+            self.bar.start()
+
+    def advance(self) -> None:
+        """One piece more is done."""
+        self.done += 1
+        now = time.monotonic()
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.done)
+        elif now - self.shown >= PLAIN_EVERY:
+            self.shown = now
+            left = (now - self.began) / (self.done - self.first) * (self.total - self.done)
+            self.console.print(f"{self.name}: {self.done}/{self.total}, {left:,.0f} s left", markup=False)
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False)
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

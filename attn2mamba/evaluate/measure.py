@@ -1,0 +1,131 @@
+"""What a measure is: units of work that run one by one and are kept, and the figures drawn from them."""
+
+import math
+import statistics
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A loaded model under test. role: teacher, base, hedgehog, student, or a name of the user's; precision: fp32,
+    bf16 ...; fingerprint: of its weights, configuration and tokenizer."""
+
+    role: str
+    name: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    precision: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """value, its standard error (None where it has none) and the number of items behind it."""
+
+    value: float
+    n: int
+    stderr: float | None = None
+
+    def to_dict(self) -> Json:
+        return {name: finite(x) for name, x in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of a model's figure to the teacher's over the same n items: mean, standard error of the paired differences, and
+    the two-sided p of no difference."""
+
+    difference: float
+    stderr: float
+    p: float
+    n: int
+
+    def to_dict(self) -> Json:
+        return {name: finite(x) for name, x in asdict(self).items()}
+
+
+class Measure(ABC):
+    """A measure of one kind. `version` goes up whenever results would change; `options` names everything else that
+    they depend on, besides the model.
+
+    The default `figures` and `differences` are for units that return {"scores": {metric: [one number an item]}}.
+    """
+
+    name: str
+    version: int = 1
+
+    def options(self) -> Json:
+        """JSON of all that the results depend on: lengths, limits, seeds, data."""
+        return {}
+
+    @abstractmethod
+    def units(self, subject: Subject) -> list[str]:
+        """Names of the pieces that are run and kept one by one, some seconds to a few minutes each."""
+
+    @abstractmethod
+    def run(self, subject: Subject, unit: str) -> Json:
+        """One piece, as JSON. The same for every batch size; raises UserError for what the user can mend."""
+
+    def figures(self, results: dict[str, Json]) -> dict[str, Figure]:
+        """Figure of each metric from the results of all units."""
+        return {metric: mean_figure(scores) for metric, scores in joined_scores(results).items()}
+
+    def differences(self, results: dict[str, Json], teacher: dict[str, Json]) -> dict[str, Difference]:
+        """Paired, item by item, for each metric that both have."""
+        ours, theirs = joined_scores(results), joined_scores(teacher)
+        return {metric: paired(ours[metric], theirs[metric]) for metric in ours if metric in theirs}
+
+    def cells(self, results: dict[str, Json]) -> list[Json]:
+        """Rows for a plot, such as {"tokens": 4096, "depth": 0.5, "accuracy": 0.4, "n": 20}; none by default."""
+        return []
+
+    def complaint(self, figures: dict[str, Figure]) -> str | None:
+        """Why a teacher with these figures cannot be right (a broken path), or None: nothing is printed then."""
+        return None
+
+
+def joined_scores(results: dict[str, Json]) -> dict[str, list[float]]:
+    """The units' scores by metric, one after another."""
+    joined: dict[str, list[float]] = {}
+    for result in results.values():
+        for metric, scores in result["scores"].items():
+            joined.setdefault(metric, []).extend(scores)
+    return joined
+
+
+def mean_figure(scores: list[float]) -> Figure:
+    error = statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+    return Figure(statistics.fmean(scores), len(scores), error)
+
+
+def paired(ours: list[float], theirs: list[float]) -> Difference:
+    """Difference of means over the same items. p: exact sign test where every item is right or wrong (McNemar), else
+    from the normal distribution of the mean difference."""
+    assert len(ours) == len(theirs), "paired scores need the same items"
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    count = len(differences)
+    mean = statistics.fmean(differences)
+    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else 0.0
+    if {*ours, *theirs} <= {0.0, 1.0}:
+        p = sign_test(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+    else:
+        p = math.erfc(abs(mean) / error / math.sqrt(2)) if error else float(mean == 0)
+    return Difference(mean, error, p, count)
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Two-sided p of `better` against `worse` where each has probability one half."""
+    count = better + worse
+    tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
+    return min(1.0, 2 * tail / 2**count)
+
+
+def finite(x: Any) -> Any:
+    """JSON has no word for what is not a finite number."""
+    return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -1,0 +1,73 @@
+"""Unit results on disk, by model, measure, version and options: what was run is never run again."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..run import disk_errors, write_text
+from ..store import default_cache_dir, tokenizer_fingerprint
+from .measure import Json
+
+
+def default_results_dir() -> Path:
+    """Beside the token store: $ATTN2MAMBA_CACHE/results, else ~/.cache/attn2mamba/tokens/results."""
+    return default_cache_dir() / "results"
+
+
+class Results:
+    """One JSON file for each key, holding its units; each unit is written as soon as it is known."""
+
+    def __init__(self, directory: Path, fresh: bool = False) -> None:
+        """With `fresh`, what is on disk counts for nothing and is written anew."""
+        self.directory = directory
+        self.fresh = fresh
+        self._held: dict[str, dict[str, Json]] = {}
+
+    def units(self, key: Json) -> dict[str, Json]:
+        """The known units of `key`, by name."""
+        path = self._path(key)
+        if path.name not in self._held:
+            self._held[path.name] = {} if self.fresh else _read(path, key)
+        return self._held[path.name]
+
+    def save(self, key: Json, unit: str, result: Json) -> None:
+        units = self.units(key)
+        units[unit] = result
+        path = self._path(key)
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps({"key": key, "units": units}))
+
+    def _path(self, key: Json) -> Path:
+        text = json.dumps(key, sort_keys=True)
+        return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _read(path: Path, key: Json) -> dict[str, Json]:
+    """The units in `path`; none where it is missing, broken or another key's."""
+    try:
+        content: Any = json.loads(path.read_text())
+        return content["units"] if content["key"] == json.loads(json.dumps(key)) else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 of what decides a model's answers: weights, configuration, tokenizer."""
+    total = hashlib.sha256()
+    config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
+    total.update(json.dumps(config, sort_keys=True, default=str).encode())
+    total.update(tokenizer_fingerprint(tokenizer).encode())
+    for name, tensor in model.state_dict().items():
+        total.update(name.encode())
+        total.update(_bytes(tensor))
+    return total.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,98 @@
+"""Runs measures on models, teacher first; keeps every unit; puts figures and paired differences side by side."""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .. import __version__
+from ..errors import UserError
+from ..progress import Steps
+from .measure import Json, Measure, Subject
+from .results import Results
+
+TEACHER = "teacher"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to be loaded when its turn comes, so that one is in memory at a time."""
+
+    role: str
+    load: Callable[[], Subject]
+
+
+def evaluate(
+    candidates: Sequence[Candidate], measures: Sequence[Measure], results: Results, steps: Steps, command: str
+) -> Json:
+    """All measures on all candidates, the teacher before the others. Returns what evaluation.json holds; see
+    docs/evaluation.md. Raises UserError, before any other model is measured, when the teacher's own figures show
+    that something is broken."""
+    found: dict[str, dict[str, dict[str, Json]]] = {measure.name: {} for measure in measures}
+    models: Json = {}
+    for candidate in sorted(candidates, key=lambda c: c.role != TEACHER):
+        steps.note(f"loading the {candidate.role}")
+        subject = candidate.load()
+        models[subject.role] = describe(subject)
+        for measure in measures:
+            found[measure.name][subject.role] = run_measure(measure, subject, results, steps)
+            if subject.role == TEACHER:
+                gate(measure, found[measure.name][TEACHER])
+        del subject
+        gc.collect()
+    report = {measure.name: summarise(measure, found[measure.name]) for measure in measures}
+    return {"format": 1, "attn2mamba": __version__, "command": command, "models": models, "measures": report}
+
+
+def describe(subject: Subject) -> Json:
+    parameters = sum(p.numel() for p in subject.model.parameters())
+    return {
+        "name": subject.name,
+        "fingerprint": subject.fingerprint,
+        "precision": subject.precision,
+        "parameters": parameters,
+    }
+
+
+def key_of(measure: Measure, subject: Subject) -> Json:
+    """What a unit's result depends on."""
+    return {
+        "measure": measure.name,
+        "version": measure.version,
+        "options": measure.options(),
+        "model": subject.fingerprint,
+        "precision": subject.precision,
+    }
+
+
+def run_measure(measure: Measure, subject: Subject, results: Results, steps: Steps) -> dict[str, Json]:
+    """The results of all units, in order; only those not known yet are run."""
+    key, names = key_of(measure, subject), measure.units(subject)
+    known = results.units(key)
+    missing = [name for name in names if name not in known]
+    steps.start(f"{subject.role}: {measure.name}", len(names), len(names) - len(missing))
+    for name in missing:
+        began = time.monotonic()
+        result = measure.run(subject, name)
+        results.save(key, name, {**result, "seconds": round(time.monotonic() - began, 3)})
+        steps.advance()
+    steps.stop()
+    return {name: results.units(key)[name] for name in names}
+
+
+def gate(measure: Measure, units: dict[str, Json]) -> None:
+    complaint = measure.complaint(measure.figures(units))
+    if complaint:
+        raise UserError(f"the teacher's {measure.name} cannot be right ({complaint}); no model was compared with it")
+
+
+def summarise(measure: Measure, by_role: dict[str, dict[str, Json]]) -> Json:
+    summary: Json = {"version": measure.version, "options": measure.options(), "figures": {}, "cells": {}}
+    summary["differences"] = {}
+    for role, units in by_role.items():
+        summary["figures"][role] = {name: figure.to_dict() for name, figure in measure.figures(units).items()}
+        summary["cells"][role] = measure.cells(units)
+        if role != TEACHER and TEACHER in by_role:
+            differences = measure.differences(units, by_role[TEACHER])
+            summary["differences"][role] = {name: difference.to_dict() for name, difference in differences.items()}
+    return summary
