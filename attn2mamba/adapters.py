@@ -82,7 +82,7 @@ def check_adapter(adapter: Adapter, allow_pickle: bool, device_map: Any) -> None
     if device_map is not None:
         raise UserError(f"{adapter} is merged on one device; save the merged model, then place that")
     if importlib.util.find_spec("peft") is None:
-        raise UserError(f"{adapter} needs peft; pip install attn2mamba[lora]")
+        raise UserError(f"{adapter} needs peft; pip install peft")
     if (adapter.path / SAFE).is_file():
         if not is_whole_safetensors(adapter.path / SAFE):
             raise UserError(f"{adapter}: {SAFE} is cut short or damaged; fetch it again")

@@ -84,6 +84,8 @@ class Distillation:
     def _prepare(self) -> None:
         """Load models and data and make the student; writes nothing. The models themselves are kept in `models` alone,
         by role, so that one can be let go of."""
+        for name in (*self.data, *(self.validation or ())):
+            parse_source(name)  # a slip in a name shows before a model is loaded
         self.progress.note(f"loading {' and '.join(x for x in (self.teacher_name, self.base_name) if x)}")
         teacher, base = load_models(self.recipe, self.teacher_name, self.base_name, self.allow_pickle)
         self.labels, self.tokenizer = (teacher.name, base.name), tokenizer_of(base)
@@ -137,7 +139,8 @@ class Distillation:
         trainable, extra, frozen = parameter_counts(self.student, stage)
         dropped = f" ({extra:,} of them in projectors, which are dropped afterwards)" if extra else ""
         self.progress.note(
-            f"stage {index} ({stage.name}): {trainable:,} parameters train{dropped}, {frozen:,} are frozen"
+            f"stage {index + 1} of {len(self.recipe.stages)} ({stage.name}): {trainable:,} parameters train{dropped}, "
+            f"{frozen:,} are frozen"
         )
         if checkpoint is not None:
             trainer.resume(checkpoint)

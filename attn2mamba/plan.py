@@ -1,19 +1,25 @@
 """What a run would do and take, before it starts: stages, parameters, tokens, steps, bytes, time."""
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from .convert import convert, hand_over
-from .data import BlockStream
-from .distill import initial_model, make_stage
+from .data import BlockStream, open_data
+from .distill import initial_model, load_models, make_stage
 from .freezing import check_freezes
+from .inspection_text import human_seconds
+from .progress import Progress
 from .recipe import Recipe
-from .sizes import state_bytes
+from .sizes import human_bytes, state_bytes
 from .stages import Stage, parameter_counts, train_only
 from .teachers import Teacher
 from .train import micro_batch_size, split, steps_of
-from .vocabulary import Vocabulary
+from .vocabulary import Vocabulary, tokenizer_of
 
 TIMED_SECONDS = 8.0
 
@@ -81,3 +87,38 @@ def seconds_per_token(stage: Stage, recipe: Recipe, stream: BlockStream) -> floa
         for parameter in stage.trainable().values():
             parameter.grad = None
     return best
+
+
+def print_plan(
+    recipe: Recipe,
+    teacher_name: str,
+    base_name: str | None,
+    data: Sequence[str],
+    validation: Sequence[str] | None,
+    allow_pickle: bool = False,
+) -> None:
+    """The whole dry run: load, tokenise (into the store that the run itself will use), time, and print a table."""
+    progress = Progress()
+    progress.note("loading the models")
+    teacher, base = load_models(recipe, teacher_name, base_name, allow_pickle)
+    progress.note("tokenising the data")
+    stream, _ = open_data(data, tokenizer_of(base), recipe.sequence_length, seed=recipe.seed, validation=validation)
+    progress.note(f"timing {len(recipe.stages)} stages")
+    stages = plan(recipe, teacher, base, stream)
+    table = Table(title="Plan", title_justify="left")
+    for column in ("stage", *(s.name for s in stages)):
+        table.add_column(column, justify="left" if column == "stage" else "right")
+    rows: list[tuple[str, Callable[[StagePlan], str]]] = [
+        ("mixer", lambda s: s.mixer),
+        ("parameters that train", lambda s: f"{s.trainable:,}"),
+        ("of them in projectors, dropped", lambda s: f"{s.projectors:,}"),
+        ("frozen parameters", lambda s: f"{s.frozen:,}"),
+        ("tokens", lambda s: f"{s.tokens:,}"),
+        ("optimiser steps", lambda s: f"{s.steps:,}"),
+        ("state per sequence", lambda s: human_bytes(s.state_bytes)),
+        ("about, on this machine", lambda s: human_seconds(s.seconds)),
+    ]
+    for name, text in rows:
+        if "projectors" not in name or any(s.projectors for s in stages):
+            table.add_row(name, *map(text, stages))
+    Console().print(table)

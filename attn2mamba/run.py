@@ -41,6 +41,8 @@ def check_output(path: Path, recipe: str, resume: bool) -> bool:
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise UserError(f"cannot write {path}: {above} is not a directory that you may write; choose another --output")
     in_use = path.is_dir() and any(not entry.name.startswith((".lock", ".partial-")) for entry in path.iterdir())
+    if in_use and not resume and (path / "final").is_dir():
+        raise UserError(f"{path} holds a finished run; choose another --output")
     if in_use and not resume:
         raise UserError(f"{path} is in use; continue it with --resume, or choose another --output")
     if in_use and not (path / "recipe.yaml").is_file():

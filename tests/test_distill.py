@@ -157,7 +157,7 @@ def test_the_run_says_what_it_is(whole, teacher_directory, corpus, tmp_path):
     log = (whole.parent / "log").read_text()
     assert "21 tensors copied" in log
     new = sum(x.numel() for name, x in weights(whole / "hedgehog").items() if ".mixer." in name)
-    assert f"stage 0 (transfer): {new:,} parameters train" in log
+    assert f"stage 1 of 2 (transfer): {new:,} parameters train" in log
     assert recipe_header("a b", ["x=1", "it's"], ["v"]).endswith(
         "--teacher 'a b' --data x=1 --data 'it'\"'\"'s' --validation v\n"
     )

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import typer
 
-from attn2mamba.recipe import load_recipe
+from attn2mamba.recipe import (
+    Checkpoints,
+    Evaluate,
+    Finetune,
+    FinetuneLoss,
+    Mixer,
+    Optimizer,
+    Recipe,
+    Transfer,
+    load_recipe,
+)
 from attn2mamba_cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +51,13 @@ def test_links_and_python(path):
         assert target.startswith("http") or (path.parent / target).exists(), target
     for block in re.findall(r"```python\n(.*?)```", text, re.S):
         ast.parse(block)
+
+
+def test_every_key_of_a_recipe_is_explained():
+    page = (ROOT / "docs" / "recipes.md").read_text()
+    for section in (Recipe, Transfer, Finetune, FinetuneLoss, Mixer, Optimizer, Checkpoints, Evaluate):
+        for key in section.model_fields:
+            assert re.search(rf"[`.]{key}[`.]", page), key
 
 
 def test_make_targets_exist():

@@ -22,7 +22,8 @@ def test_no_figure_is_off_by_a_thousand(name):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("a100-80g", "did you mean 'a100-80gb'"),
+        ("a100-80g", "did you mean a100-80gb?"),
+        ("h100", "did you mean h100-pcie or h100-sxm?"),
         ("abacus", "a number of FLOP/s or one of"),
         ("-1", "above 0"),
         ("nan", "above 0"),
