@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .errors import UserError
-from .probe import TOKENS, attention_geometry, differ, first_line, forward, on_meta, probe_tokens, refuse
+from .probe import TOKENS, attention_geometry, differ, first_line, forward, on_meta, probe_tokens, refuse, refuse_window
 from .sizes import sliding_windows
 from .student.attention import mixer_attentions
 from .student.configuration_attn2mamba import Attn2MambaConfig, complete_mixer
@@ -68,6 +68,10 @@ def convert(
     except ValueError as error:
         raise UserError(str(error)) from None
     geometry: list[list[int] | None] = [*attention_geometry(teacher)]
+    if options["window"]:
+        refuse_window(teacher, options["window"])
+    if keep and getattr(teacher.config, "num_kv_shared_layers", 0):
+        refuse(teacher, "shares keys and values between layers, so none can be kept beside converted ones", "drop keep")
     for index in kept_indices(teacher, keep, len(geometry)):
         geometry[index] = None
     if not any(geometry):
@@ -115,7 +119,10 @@ def verify_student(student: Attn2MambaForCausalLM, teacher: PreTrainedModel) -> 
         shifted = student(padded, attention_mask=mask, use_cache=False).logits[:, 2:]
     except Exception as error:  # each family fails in its own way
         refuse(teacher, f"does not read on from a state ({first_line(error)})")
-    if differ(torch.cat(pieces, dim=1), whole[:, 4:]):
+    read = torch.cat(pieces, dim=1)
+    if read.shape != whole[:, 4:].shape:
+        refuse(teacher, "does not honour logits_to_keep")
+    if differ(read, whole[:, 4:]):
         refuse(teacher, "keeps more than keys and values between calls, so that a student would forget")
     if differ(shifted, whole):
         refuse(teacher, "counts positions so that padding would change a student's answers")

@@ -17,6 +17,7 @@ from .data import Blocks, BlockStream, open_data
 from .errors import UserError
 from .evaluate.perplexity import block_perplexity
 from .freezing import check_freezes
+from .probe import refuse_packing
 from .progress import Progress
 from .quiet import quiet
 from .recipe import Finetune, Recipe
@@ -47,7 +48,10 @@ def distill(
     With allow_pickle the models' weights may be pickles. Raises UserError for whatever the user can mend;
     KeyboardInterrupt passes through after a checkpoint is saved.
     """
-    other = None if base == teacher else base
+    same = base is not None and (
+        base == teacher or (Path(base).exists() and Path(base).resolve() == Path(teacher).resolve())
+    )
+    other = None if same else base
     progress = progress or Progress()
     return Distillation(
         recipe, teacher, list(data), Path(output), validation, resume, progress, other, allow_pickle
@@ -91,6 +95,9 @@ class Distillation:
         self.labels, self.tokenizer = (teacher.name, base.name), tokenizer_of(base)
         self.vocabulary = Vocabulary.of(teacher, base)
         self.models = {"teacher": teacher.model} if base is teacher else {"teacher": teacher.model, "base": base.model}
+        if self.recipe.reset_documents:
+            for model in self.models.values():
+                refuse_packing(model)
         self.stream, self.held_out = self.open_data(base)
         torch.manual_seed(self.recipe.seed)
         mixer = self.recipe.stages[0].mixer.model_dump()

@@ -195,6 +195,8 @@ def inspect_teacher(teacher: Teacher, terms: Terms | None = None) -> Inspection:
 
 
 def _keep_sliding(teacher: Teacher, layers: int) -> list[int]:
+    if getattr(teacher.config, "num_kv_shared_layers", 0):
+        return []
     try:
         return kept_indices(teacher.model, "sliding", layers)
     except UserError:

@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from .errors import UserError
-from .student.attention import MASKED, MASKLESS, attentions, softmax_attention
+from .student.attention import MASKED, MASKLESS, attentions, documents_apart, softmax_attention
 
 TOKENS = 8
 """Tokens of a probe; few enough to be quick on any model, enough to prefill, continue and pad."""
@@ -66,12 +66,41 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int]]:
     with the family, the feature and what to do for a model that a mixer cannot follow.
     """
     refuse_by_configuration(model)
-    tokens = probe_tokens(model)
+    meta, tokens = on_meta(model), probe_tokens(model)
+    if meta or model.dtype != torch.float32:
+        # 16 bits hide what differs; on the meta device grouped products of experts exist in bf16 alone
+        model = copy.deepcopy(model).to(torch.bfloat16 if meta else torch.float32)
     blank = record(model, tokens, silent)
     geometry = _shapes(model, blank.calls)
-    if not on_meta(model):
+    if not meta:
         _refuse_by_behaviour(model, tokens, blank)
     return geometry
+
+
+def refuse_window(model: PreTrainedModel, window: int) -> None:
+    """Raise UserError where the teacher's softmax sees less than a mixer's window of `window` tokens, and does not say
+    so in the call of its attention function."""
+    if "chunked_attention" in (getattr(model.config, "layer_types", None) or []):
+        refuse(model, "attends within chunks, which a softmax window in the mixer would cross", "set window to 0")
+    layers = DynamicCache(config=copy.deepcopy(model.config)).layers
+    for call in record(model, probe_tokens(model), silent).calls:
+        index = cast(int, call.module.layer_idx)
+        reach = getattr(layers[index], "sliding_window", None) if index < len(layers) else None
+        if reach is not None and window > reach and call.options.get("sliding_window") is None:
+            refuse(model, f"masks all but the last {reach} tokens by itself", f"set window to {reach} or less")
+
+
+@torch.no_grad()
+def refuse_packing(model: PreTrainedModel) -> None:
+    """Raise UserError where packed documents would see each other in the teacher although they are to be apart."""
+    tokens, half = probe_tokens(model), TOKENS // 2
+    positions = torch.arange(TOKENS, device=model.device)[None] % half
+    with documents_apart(model, torch.arange(TOKENS, device=model.device)[None] // half):
+        packed = model(input_ids=tokens, position_ids=positions, use_cache=False).logits
+    with _implementation(model, "eager"):
+        alone = forward(model, tokens[:, half:])
+    if differ(packed[:, half:], alone):
+        refuse(model, "does not keep packed documents apart", "set reset_documents to false")
 
 
 def refuse(model: PreTrainedModel, reason: str, advice: str = "give another teacher") -> NoReturn:
@@ -97,6 +126,8 @@ def refuse_by_configuration(model: PreTrainedModel) -> None:
         refuse(model, f"cannot be built from its own {type(config).__name__} by AutoModelForCausalLM")
     if config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
         refuse(model, "reads text in both directions", "give a decoder-only language model")
+    if model.get_output_embeddings() is None:
+        refuse(model, "has no language-model head", "load it with AutoModelForCausalLM")
     if config.get_text_config(decoder=True) is not config:
         inner = config.get_text_config(decoder=True).model_type
         refuse(model, f"wraps a language model ({inner}) in other parts", "save the language model alone and give that")
@@ -165,6 +196,9 @@ def forward(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     except Exception as error:  # each family fails in its own way
         if not any("ALL_ATTENTION_FUNCTIONS" in vars(sys.modules[type(m).__module__]) for _, m in attentions(model)):
             refuse_own_attention(model)
+        if on_meta(model):
+            reason = f"its configuration alone does not tell ({first_line(error)})"
+            raise UserError(f"{type(model).__name__} cannot be probed without weights: {reason}; load them") from error
         refuse(model, f"fails when its attention is probed ({first_line(error)})")
     finally:
         for module, training in modes:
@@ -213,7 +247,9 @@ def _shapes(model: PreTrainedModel, calls: list[Call]) -> list[list[int]]:
         _refuse_options(model, call)
         (_, heads, length, head_dim), kv_heads = call.query.shape, call.key.shape[1]
         index = cast(int, call.module.layer_idx)
-        if length != TOKENS or call.key.shape[2] != TOKENS or heads % kv_heads or index in geometry:
+        if heads % kv_heads:
+            refuse(model, f"has {heads} query heads on {kv_heads} key/value heads, which do not divide them")
+        if length != TOKENS or call.key.shape[2] != TOKENS or index in geometry:
             refuse(model, f"calls its attention in an unknown way in layer {index}")
         geometry[index] = [heads, kv_heads, head_dim, call.value.shape[-1], call.hidden_size]
     missing = [str(i) for i in range(max(model.config.num_hidden_layers, len(geometry))) if i not in geometry]
@@ -237,6 +273,8 @@ def _refuse_by_behaviour(model: PreTrainedModel, tokens: Tensor, blank: Recordin
     first[0, 0] = last[0, -1] = tokens[0, TOKENS // 2]
     with torch.no_grad(), _implementation(model, "eager"):  # sdpa leaves out what some families need
         own, changed = forward(model, tokens), forward(model, last)
+    if not bool(own.isfinite().all()):
+        refuse(model, "gives logits that are not finite", "fetch its weights again")
     if differ(own[:, :-1], changed[:, :-1]):
         refuse(model, "sees later tokens", "give a causal language model")
     other = record(model, first, silent)

@@ -76,7 +76,11 @@ def kv_bytes(config: Attn2MambaConfig, context: int, element: int = 4, kept_only
 def sliding_windows(config: PreTrainedConfig) -> list[int | None]:
     """The sliding window of each layer, in tokens; None where it sees everything, or none is known."""
     windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(config)]
-    return windows + [None] * (config.num_hidden_layers - len(windows))
+    types = getattr(config, "layer_types", None) or []
+    for index in range(len(windows), config.num_hidden_layers):  # layers that read another's cache
+        slides = index < len(types) and types[index] == "sliding_attention"
+        windows.append(config.sliding_window if slides else None)
+    return windows
 
 
 def _cache_layers(config: PreTrainedConfig) -> list[Any]:

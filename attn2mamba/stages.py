@@ -13,7 +13,7 @@ from .alignment import Projector, layer_map
 from .errors import UserError
 from .freezing import frozen_names
 from .recipe import Finetune, Recipe, Transfer
-from .student.attention import mixer_attentions, score_rule, softmax_attention
+from .student.attention import documents_apart, mixer_attentions, score_rule, softmax_attention
 from .student.inputs import positions_within
 from .student.modeling_attn2mamba import Attn2MambaForCausalLM
 from .vocabulary import Vocabulary
@@ -185,8 +185,10 @@ class FinetuneStage:
         if self.vocabulary:
             ids, labels = self.vocabulary.for_teacher(batch["input_ids"], labels)
             batch = {**batch, "input_ids": ids}
-        inputs = teacher_inputs(batch, self.reset)
-        return self.teacher(**inputs, use_cache=False, output_hidden_states=bool(self.weights.hidden)), labels
+        with documents_apart(self.teacher, batch["document_ids"] if self.reset else None):
+            inputs = teacher_inputs(batch, self.reset)
+            output = self.teacher(**inputs, use_cache=False, output_hidden_states=bool(self.weights.hidden))
+        return output, labels
 
     @torch.no_grad()
     def fit_projector(self, batches: Iterable[Batch]) -> None:

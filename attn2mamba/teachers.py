@@ -91,6 +91,8 @@ def load_teacher(
                 model = _load_model(base, config, dtype, {**options, "device_map": device_map})
         if adapter is not None and not config_only:
             model = merge(model, adapter)
+    if getattr(config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # older transformers leave the soft-cap out of sdpa
     for named in (model, model.config, tokenizer):
         if named is not None:
             named.name_or_path = place.label
@@ -185,8 +187,11 @@ def _weight_options(place: Place, allow_pickle: bool) -> dict[str, Any]:
 
 
 def _empty_model(config: PreTrainedConfig, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, **({} if dtype == "auto" else {"dtype": dtype}))
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, **({} if dtype == "auto" else {"dtype": dtype}))
+    except Exception as error:  # a configuration edited by hand
+        raise UserError(f"transformers cannot build a model of this configuration ({_reason(error)})") from error
 
 
 def _load_model(

@@ -227,7 +227,7 @@ def test_a_finished_run_is_left_as_it_is(whole, again, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"}
     assert again(output=whole) == whole / "final"
     assert {path: path.stat().st_mtime_ns for path in whole.rglob("*") if path.name != ".lock"} == before
-    with pytest.raises(UserError, match="is in use"):
+    with pytest.raises(UserError, match="holds a finished run"):
         again(output=whole, resume=False)
     with pytest.raises(UserError, match="has another recipe"):
         again("seed=1", output=whole)

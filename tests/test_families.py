@@ -9,13 +9,14 @@ import transformers
 from sweep import FAMILIES, assert_close, document, generated, greedy, own_logits, randomise, sweep
 from tiny_families import VOCABULARY, tiny_config, tiny_model
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from attn2mamba.convert import convert, hand_over
 from attn2mamba.errors import UserError
+from attn2mamba.probe import attention_geometry, refuse_packing
 from attn2mamba.recipe import Finetune, Mixer, Recipe, Transfer
 from attn2mamba.stages import FinetuneStage, TransferStage, train_only
-from attn2mamba.student.attention import attentions, mixer_attentions
+from attn2mamba.student.attention import attentions, mixer_attentions, softmax_attention
 from attn2mamba.student.modeling_attn2mamba import Attn2MambaForCausalLM
 
 MHA, GQA, MQA = [4, 4, 8, 8, 32], [4, 2, 8, 8, 32], [4, 1, 8, 8, 32]
@@ -278,3 +279,87 @@ def test_attention_that_is_more_than_its_attention_function_is_refused():
     output.register_forward_hook(lambda m, args, x: 2 * x if teacher.config._attn_implementation == "eager" else x)
     with pytest.raises(UserError, match="not plain softmax attention"):
         convert(teacher)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_oss", "opt", "afmoe", "gemma3_text", "bert"])
+def test_packed_documents_stay_apart_in_every_softmax(name):
+    """In the teacher of stage 2, in a kept layer and in stage 1's stream, also where the family passes no positions to
+    its masks."""
+    teacher = tiny_model(tiny_config(name))
+    refuse_packing(teacher)
+    ids, documents = tokens(2, 20), torch.tensor([[0] * 7 + [1] * 13])
+    for student in (convert(teacher, {"name": "hedgehog"}, keep=[0])[0], stage_one(teacher)[0]):
+        randomise(student)
+        if not student.config.kept_layers:
+            TransferStage(student, Recipe(sequence_length=40, batch_size=2, stages=[SPEC]), SPEC).start()
+            for attention in mixer_attentions(student):
+                attention.observer = lambda m, mix, *args, **options: softmax_attention(m, *args, **options)[0]
+        with torch.no_grad():
+            packed = student(ids, document_ids=documents.expand(2, -1)).logits
+        assert_close(packed[:, 7:], own_logits(student, ids[:, 7:]))
+
+
+SPEC = Transfer(tokens=1, lr=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "mixer", "keep", "words"),
+    [
+        ("phimoe", {}, {"window": 20}, [], "masks all but the last 6 tokens by itself; set window to 6 or less"),
+        ("llama4_text", {}, {"window": 4}, [], "attends within chunks"),
+        ("gemma3n_text", {}, {}, [0], "shares keys and values between layers"),
+        ("gemma4_text", {}, {}, "sliding", "shares keys and values between layers"),
+        ("llama", {"num_key_value_heads": 3}, {}, [], "4 query heads on 3 key/value heads"),
+    ],
+)
+def test_what_an_option_would_do_wrongly_is_refused(name, changes, mixer, keep, words):
+    with pytest.raises(UserError, match=words):
+        convert(tiny_model(tiny_config(name, **changes)), {"name": "hedgehog", **mixer}, keep)
+
+
+def test_16_bits_hide_nothing():
+    teacher = tiny_model(tiny_config("llama"))
+    module = teacher.model.layers[0].mlp
+    module.register_forward_hook(lambda m, args, x: x + 0.01 * torch.nn.functional.pad(x[:, :-1], (0, 0, 1, 0)))
+    with pytest.raises(UserError, match="mixes tokens by something besides attention"):
+        convert(teacher.to(torch.bfloat16))
+
+
+def test_weights_that_are_not_finite():
+    teacher = tiny_model(tiny_config("llama"))
+    teacher.model.layers[0].mlp.up_proj.weight.data[0] = torch.nan
+    with pytest.raises(UserError, match="not finite"):
+        convert(teacher)
+
+
+def test_a_model_without_a_language_model_head():
+    model = AutoModelForSequenceClassification.from_config(tiny_config("llama"))
+    with pytest.raises(UserError, match="no language-model head"):
+        convert(model)
+
+
+@pytest.mark.parametrize("name", ["jetmoe", "mixtral"])
+def test_shapes_without_weights(name):
+    with torch.device("meta"):
+        teacher = AutoModelForCausalLM.from_config(tiny_config(name))
+    if name == "mixtral":
+        assert attention_geometry(teacher) == NAMED[name][0]
+    else:
+        with pytest.raises(UserError, match="configuration alone does not tell"):
+            attention_geometry(teacher)
+
+
+def test_frequencies_that_follow_the_length_are_read_at_once():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    config = tiny_config(
+        "phi3",
+        sliding_window=None,
+        max_position_embeddings=8000,
+        original_max_position_embeddings=3000,
+        rope_parameters={**rope, "original_max_position_embeddings": 3000},
+    )
+    student = student_of(tiny_model(config), {"name": "hedgehog"})
+    ids = tokens(1, 3500)
+    with torch.no_grad():
+        pieces, whole = (student(ids, use_cache=c, logits_to_keep=1).logits for c in (True, False))
+    assert_close(pieces, whole)

@@ -60,6 +60,13 @@ def test_a_directory(saved, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_a_configuration_that_no_model_can_have(saved):
+    config = json.loads((saved / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "wobble", "rope_theta": 1e4}
+    (saved / "config.json").write_text(json.dumps(config))
+    assert "transformers cannot build a model of this configuration" in error_of(saved, config_only=True)
+
+
 def test_config_only_reads_no_weights(saved):
     (saved / "model.safetensors").unlink()
     teacher = load_teacher(str(saved), config_only=True)

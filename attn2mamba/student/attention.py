@@ -7,12 +7,14 @@ teacher's. The module hands the mixer what the attention function does not recei
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -53,7 +55,10 @@ class MixerAttention(nn.Module):
             convolved = self.mixer.conv(hidden_states, self.tokens, state)
         self.call = partial(self._attend, hidden_states, convolved, state)
         try:
-            return super().forward(convolved, *args, **kwargs)
+            output = super().forward(convolved, *args, **kwargs)
+            if self.call is not None:
+                raise RuntimeError("the mixer was passed over: a converted model has no other attention implementation")
+            return output
         finally:
             self.call = None
 
@@ -68,7 +73,7 @@ class MixerAttention(nn.Module):
         mask: Tensor | None,
         **kwargs: Any,
     ) -> Tensor:
-        rule = score_rule(query, kwargs)
+        rule, self.call = score_rule(query, kwargs), None
 
         def mix(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return self.mixer(query, key, value, hidden, convolved, rule, self.tokens, state)
@@ -135,6 +140,32 @@ def _attention(
     return call(query, key, value, attention_mask, **kwargs).contiguous(), None
 
 
+_DOCUMENTS: ContextVar[Tensor | None] = ContextVar("documents", default=None)
+
+
+@contextmanager
+def documents_apart(model: PreTrainedModel, document_ids: Tensor | None) -> Iterator[None]:
+    """Inside, softmax attention of a transformers model keeps tokens of different document_ids (B, T) apart. Positions
+    that start anew would tell transformers so, but some families do not pass them to its masks."""
+    config, before = model.config, model.config._attn_implementation
+    token = _DOCUMENTS.set(document_ids)
+    if document_ids is not None and before != MASKLESS:
+        config._attn_implementation = MASKED
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+        _DOCUMENTS.reset(token)
+
+
+def _family_mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    documents = _DOCUMENTS.get()
+    if documents is None:
+        return sdpa_mask(*args, **kwargs)
+    mask = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+    return mask & (documents[:, :, None] == documents[:, None]).unsqueeze(1)
+
+
 def _no_mask(*args: Any, **kwargs: Any) -> None:
     return None
 
@@ -142,4 +173,4 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 AttentionInterface.register(MASKLESS, _attention)
 AttentionInterface.register(MASKED, _attention)
 AttentionMaskInterface.register(MASKLESS, _no_mask)
-AttentionMaskInterface.register(MASKED, sdpa_mask)
+AttentionMaskInterface.register(MASKED, _family_mask)

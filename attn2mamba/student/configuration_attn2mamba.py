@@ -1,8 +1,9 @@
 """Configuration of a converted model: the teacher's own configuration, and what replaced its attention."""
 
+import json
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 MIXERS: dict[str, dict[str, Any]] = {
     "hedgehog": {"decay": False, "conv": False, "gate": False},
@@ -54,8 +55,17 @@ class Attn2MambaConfig(PreTrainedConfig):
         """The teacher's configuration, as an object of its own class."""
         if "_base" not in self.__dict__:
             values = {k: v for k, v in self.base_config.items() if k not in ("transformers_version", "architectures")}
+            if values["model_type"] not in CONFIG_MAPPING:
+                kind = values["model_type"]
+                raise ValueError(f"transformers has no {kind!r}, from which this was made; import what registers it")
             self.__dict__["_base"] = AutoConfig.for_model(**values)
         return self.__dict__["_base"]
+
+    @property
+    def reads_in_pieces(self) -> bool:
+        """Whether a text read in pieces gives what it gives at once: not where rotary frequencies follow the length."""
+        rotary = json.dumps(self.base_config.get("rope_parameters"), default=str)
+        return not any(f'"{kind}"' in rotary for kind in ("dynamic", "longrope"))
 
     def to_dict(self) -> dict[str, Any]:
         values = super().to_dict()

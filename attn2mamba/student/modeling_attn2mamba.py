@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationMixin, PreTrainedModel
 
-from .attention import MASKED, MASKLESS, attentions, install, mixer_attentions
+from .attention import MASKED, MASKLESS, attentions, documents_apart, install, mixer_attentions
 from .cache import StateCache, StateLayer
 from .configuration_attn2mamba import Attn2MambaConfig
 from .inputs import Call, permute
@@ -65,6 +65,12 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
     def set_output_embeddings(self, value: torch.nn.Module) -> None:
         self.backbone.set_output_embeddings(value)
 
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> torch.nn.Embedding:
+        """As in transformers; the base's configuration follows, so that the model loads again."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        self.config.base_config["vocab_size"] = self.config.base().vocab_size = embeddings.num_embeddings
+        return embeddings
+
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # the forward makes a StateCache
@@ -102,6 +108,7 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
         call = Call.check(input_ids, inputs_embeds, attention_mask, position_ids, labels, document_ids, cache)
         length = call.shape[1]
         whole = cache is None or labels is not None or torch.is_grad_enabled() or isinstance(logits_to_keep, Tensor)
+        whole = whole or not self.config.reads_in_pieces
         if whole or length <= PREFILL_CHUNK or kwargs.get("output_hidden_states"):
             return self._step(call, cache, logits_to_keep, **kwargs)
         logits = []
@@ -122,17 +129,18 @@ class Attn2MambaForCausalLM(Attn2MambaPreTrainedModel, GenerationMixin):
         if isinstance(kept, int) and 0 < kept < call.shape[1]:
             # As indices: given a number, families that share keys between layers drop queries that a state must see.
             kept = torch.arange(call.shape[1] - kept, call.shape[1], device=call.device)
-        outputs = self.backbone(
-            input_ids=call.input_ids,
-            inputs_embeds=call.inputs_embeds,
-            attention_mask=mask,
-            position_ids=positions,
-            labels=call.labels,
-            use_cache=cache is not None,
-            logits_to_keep=kept,
-            **{_CACHE: cache},
-            **kwargs,
-        )
+        with documents_apart(self.backbone, call.document_ids):
+            outputs = self.backbone(
+                input_ids=call.input_ids,
+                inputs_embeds=call.inputs_embeds,
+                attention_mask=mask,
+                position_ids=positions,
+                labels=call.labels,
+                use_cache=cache is not None,
+                logits_to_keep=kept,
+                **{_CACHE: cache},
+                **kwargs,
+            )
         if order is not None:
             back = order.argsort(dim=1)
             wanted = logits_to_keep if isinstance(logits_to_keep, Tensor) else slice(-logits_to_keep, None)

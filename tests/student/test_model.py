@@ -426,3 +426,22 @@ def test_mask_shorter_than_the_tokens_is_refused(tiny_teacher):
     student, _ = convert(tiny_teacher("llama"), {"name": "hedgemamba"})
     with pytest.raises(ValueError, match="covers 3 of 5"):
         student(torch.ones(1, 5, dtype=torch.long), attention_mask=torch.ones(1, 3))
+
+
+@only(["llama-window", "llama-keep-last"])
+def test_another_attention_implementation_does_not_pass_the_mixers_over(student):
+    """transformers would else run the teacher's softmax in silence."""
+    student = copy.deepcopy(student)
+    student.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match="no other attention implementation"):
+        student(torch.ones(1, 3, dtype=torch.long))
+
+
+@only(["llama-window"])
+def test_resized_embeddings_are_saved(student, tmp_path):
+    student = copy.deepcopy(student)
+    student.resize_token_embeddings(80)
+    student.save_pretrained(tmp_path)
+    again = type(student).from_pretrained(tmp_path).eval()
+    (row,) = draw(9)
+    assert torch.equal(alone(again, row), alone(student, row)) and again.config.vocab_size == 80
