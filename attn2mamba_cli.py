@@ -67,7 +67,9 @@ def distill(
     resolved = load_recipe(recipe, overrides)
     base = None if base == teacher else base
     if dry_run:
-        return _dry_run(resolved, teacher, base, data, validation, allow_pickle)
+        from attn2mamba.plan import print_plan
+
+        return print_plan(resolved, teacher, base, data, validation, allow_pickle)
     if output is None:
         raise typer.BadParameter("give a directory for the run", param_hint="--output")
     from rich.console import Console
@@ -94,104 +96,159 @@ def distill(
         words += ["--allow-pickle"] if allow_pickle else []
         sys.stderr.write(f"\nStopped. Continue with\n  attn2mamba distill {shlex.join(words)} --resume\n")
         raise typer.Exit(130) from None
+    sys.stderr.write("measuring the scorecard: a continuation and decoding speed\n")
     print_scorecard(make_scorecard(output, teacher, base_name=base, allow_pickle=allow_pickle), Console())
-
-
-def _dry_run(
-    recipe: Any,
-    teacher_name: str,
-    base_name: str | None,
-    data: list[str],
-    validation: list[str] | None,
-    allow_pickle: bool,
-) -> None:
-    import tempfile
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from attn2mamba.data import open_data
-    from attn2mamba.distill import load_models
-    from attn2mamba.plan import plan
-    from attn2mamba.sizes import human_bytes
-    from attn2mamba.vocabulary import tokenizer_of
-
-    teacher, base = load_models(recipe, teacher_name, base_name, allow_pickle)
-    table = Table(title="Plan", title_justify="left")
-    with tempfile.TemporaryDirectory() as cache:
-        length = recipe.sequence_length
-        stream, _ = open_data(
-            data, tokenizer_of(base), length, seed=recipe.seed, validation=validation, cache_dir=Path(cache)
-        )
-        stages = plan(recipe, teacher, base, stream)
-    for column in ("stage", *(s.name for s in stages)):
-        table.add_column(column, justify="left" if column == "stage" else "right")
-    table.add_row("mixer", *(s.mixer for s in stages))
-    table.add_row("parameters that train", *(f"{s.trainable:,}" for s in stages))
-    if any(s.projectors for s in stages):
-        table.add_row("of them in projectors, dropped", *(f"{s.projectors:,}" for s in stages))
-    table.add_row("frozen parameters", *(f"{s.frozen:,}" for s in stages))
-    table.add_row("tokens", *(f"{s.tokens:,}" for s in stages))
-    table.add_row("optimiser steps", *(f"{s.steps:,}" for s in stages))
-    table.add_row("state per sequence", *(human_bytes(s.state_bytes) for s in stages))
-    table.add_row("about, on this machine", *(_duration(s.seconds) for s in stages))
-    Console().print(table)
-
-
-def _duration(seconds: float) -> str:
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 @app.command("eval")
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run, or what distill takes as a teacher.")],
-    teacher: Annotated[str | None, typer.Option(help="Score this model too, on the same text.")] = None,
-    data: Annotated[str, typer.Option(help="Text to score: one source, as for distill.")] = "python-docs",
-    context: Annotated[int, typer.Option(min=1, help="Tokens per window.")] = 1024,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
-    dtype: DType = "fp32",
+    teacher: Annotated[
+        str | None, typer.Option(help="Measure this model too; of a run with --tasks, its own teacher if not given.")
+    ] = None,
+    data: Annotated[list[str] | None, typer.Option(help="Text to score, as for distill; python-docs if none.")] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Measures, suites (quick, paper, quality, recall, generation, full) or tasks of lm-eval: a,b."
+        ),
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Folder with local copies of hub data sets; the hub if not given.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task, such as documents.")] = None,
+    context: Annotated[
+        str | None,
+        typer.Option(help="Tokens: of perplexity's windows (1024), the first; of tasks by length, all: 1k,4k."),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Without --tasks: stop after so many tokens.")] = None,
+    also: Annotated[
+        list[str] | None, typer.Option(help="Measure this model or run too, as NAME=DIR; repeatable.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of generated items and of sampling.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences generated at a time; no score depends on it.")] = 8,
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16", "int8", "int4", "auto"],
+        typer.Option(help="Of the weights; auto is as they are stored."),
+    ] = "fp32",
     device_map: DeviceMap = None,
     allow_pickle: AllowPickle = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier call has measured.")] = False,
     output: OutputFile = None,
 ) -> None:
-    """Perplexity of MODEL, and of its teacher, on text."""
+    """Quality of MODEL beside its teacher: perplexity on DATA, or --tasks, which a run keeps as evaluation.json.
+
+    With --tasks, what is measured once is kept: the same command goes on where it was stopped."""
     from rich.console import Console
-    from rich.table import Table
 
-    from attn2mamba.data import load_texts
-    from attn2mamba.evaluate.perplexity import text_perplexity
-    from attn2mamba.run import disk_errors, write_text
-    from attn2mamba.teachers import check_length
+    from attn2mamba.counts import parse_list
+    from attn2mamba.evaluate.command import Loading, check_writable, run_evaluation, score_text
+    from attn2mamba.evaluate.options import SuiteOptions
+    from attn2mamba.evaluate.text import print_evaluation, print_perplexities
+    from attn2mamba.run import write_text
 
-    load_texts(data)  # a wrong name fails before a model is loaded
-    figures: dict[str, Any] = {"data": data, "context": context, "precision": dtype, "models": {}}
-    table = Table(title=f"{data}, {context} tokens of context, {dtype}", title_justify="left")
-    for column in ("model", "tokens", "perplexity", "by word", "bits per byte", "ratio to teacher"):
-        table.add_column(column)
-    reference = None
-    for name in [teacher, model] if teacher else [model]:
-        loaded = _load_model(name, dtype, device_map, allow_pickle)
-        check_length(loaded.model, context)
-        result = text_perplexity(loaded.model, loaded.tokenizer, load_texts(data), context, max_tokens)
-        figures["models"][name] = result.to_dict()
-        reference = reference or result.per_token
-        ratio = f"{result.per_token / reference:.3f}" if name != teacher and teacher else ""
-        table.add_row(
-            name,
-            f"{result.tokens:,}",
-            f"{result.per_token:.2f}",
-            "" if result.per_word is None else f"{result.per_word:.2f}",
-            "" if result.bits_per_byte is None else f"{result.bits_per_byte:.3f}",
-            ratio,
+    lengths = parse_list(context, "'--context'", k=1024) if context else None
+    loading = Loading(dtype, device_map, allow_pickle)
+    if tasks is None:
+        for option, value in (("--data-root", data_root), ("--limit", limit), ("--also", also), ("--fresh", fresh)):
+            if value:
+                raise typer.BadParameter("goes with --tasks", param_hint=option)
+        if output:
+            check_writable(output)
+        names = [teacher, model] if teacher else [model]
+        sources = data or ["python-docs"]
+        figures = score_text(names, sources, lengths[0] if lengths else 1024, max_tokens, loading)
+        print_perplexities(figures, teacher, Console())
+        if output:
+            write_text(output, json.dumps(figures, indent=1))
+        return
+    if max_tokens is not None:
+        raise typer.BadParameter("goes without --tasks; use --limit", param_hint="--max-tokens")
+    options = SuiteOptions(data_root, limit, lengths or SuiteOptions.context, tuple(data or ()), seed, batch_size)
+    given = [name for name, value in (("limit", limit), ("context", lengths)) if value is not None]
+    command = shlex.join(["attn2mamba", *sys.argv[1:]])
+    try:
+        report = run_evaluation(
+            model,
+            [task.strip() for task in tasks.split(",") if task.strip()],
+            options,
+            given,
+            teacher=teacher,
+            also=also or (),
+            loading=loading,
+            output=output,
+            fresh=fresh,
+            command=command,
         )
-    Console().print(table)
-    if output:
-        with disk_errors(output):
-            output.parent.mkdir(parents=True, exist_ok=True)
-        write_text(output, json.dumps(figures, indent=1))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nStopped. What was measured is kept; continue with\n  {command}\n")
+        raise typer.Exit(130) from None
+    print_evaluation(report, Console())
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Argument(help="A run, or what distill takes as a teacher.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="Measure this model beside it; of a run, its own teacher if not given.")
+    ] = None,
+    context: Annotated[
+        str, typer.Option(help="Tokens read before the new ones, such as 1k,4k,16k; 1k is 1024.")
+    ] = "1k,4k",
+    batch: Annotated[str, typer.Option(help="Sequences at a time, such as 1,8.")] = "1",
+    dtype: Annotated[str, typer.Option(help="Of the weights: some of fp32,bf16,fp16,int8,int4.")] = "fp32",
+    state: Annotated[
+        Literal["fp32", "bf16", "fp16"], typer.Option(help="Of a student's states; lower only to see what it costs.")
+    ] = "fp32",
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens decoded in each repeat.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1)] = 5,
+    max_seconds: Annotated[float, typer.Option(min=1, help="For each model at a context and batch.")] = 600,
+    data: Annotated[str, typer.Option(help="Text for the perplexity in each precision: one source.")] = "python-docs",
+    quality_tokens: Annotated[int, typer.Option(min=0, help="Tokens of it; 0 leaves perplexity out.")] = 2048,
+    device: Annotated[Literal["auto", "cpu", "cuda", "mps"], typer.Option()] = "auto",
+    allow_pickle: AllowPickle = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier call has measured.")] = False,
+    output: OutputFile = None,
+) -> None:
+    """Speed and memory of MODEL beside its teacher, and where the two meet; of a run also written to RUN/bench.json."""
+    from rich.console import Console
+
+    from attn2mamba.bench import bench as measure
+    from attn2mamba.benchmarking.cells import Options
+    from attn2mamba.benchmarking.text import print_bench
+    from attn2mamba.counts import parse_list
+    from attn2mamba.evaluate.command import check_writable, read_header
+    from attn2mamba.evaluate.results import Results, default_results_dir
+    from attn2mamba.progress import Steps
+    from attn2mamba.run import write_text
+
+    run = Path(model) if (Path(model) / "final").is_dir() else None
+    options = Options(
+        contexts=parse_list(context, "--context", k=1024),
+        batches=parse_list(batch, "--batch"),
+        precisions=tuple(dict.fromkeys(dtype.split(","))),
+        new_tokens=new_tokens,
+        repeats=repeats,
+        device=device,
+        max_seconds=max_seconds,
+        state=state,
+        data=data,
+        quality_tokens=quality_tokens,
+        allow_pickle=allow_pickle,
+    )
+    outputs = [path for path in (output, run / "bench.json" if run else None) if path]
+    for path in outputs:
+        check_writable(path)
+    command = shlex.join(["attn2mamba", *sys.argv[1:]])
+    subject, other = (str(run / "final"), teacher or read_header(run).get("--teacher")) if run else (model, teacher)
+    try:
+        report = measure(subject, other, options, Results(default_results_dir(), fresh), Steps(), command)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\nStopped. What was measured is kept; continue with\n  {command}\n")
+        raise typer.Exit(130) from None
+    print_bench(report, Console())
+    for path in outputs:
+        write_text(path, json.dumps(report, indent=1))
 
 
 @app.command()
@@ -254,6 +311,19 @@ def inspect(
         print(json.dumps(asdict(found), indent=1))
     else:
         print_inspection(found, Console())
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Directories that distill wrote; several stand side by side.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Directory for the report; the first run's when not given.")
+    ] = None,
+) -> None:
+    """Write report.html and report.json: what RUNS are worth, from what lies in them."""
+    from attn2mamba.report import write_report
+
+    print(write_report(runs, output))
 
 
 @app.command()

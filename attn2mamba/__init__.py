@@ -4,7 +4,12 @@
 Python interface; the command line is `attn2mamba --help`.
 """
 
+import logging
+
 __version__ = "0.1.0"
+
+for _name in ("torchao", "torch.utils._pytree"):  # where torchao is installed, transformers imports it, and it warns
+    logging.getLogger(_name).setLevel(logging.ERROR)  # of kernels for other machines
 
 from . import student
 from .convert import convert

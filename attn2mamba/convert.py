@@ -70,7 +70,7 @@ def convert(
     geometry: list[list[int] | None] = [*attention_geometry(teacher)]
     if options["window"]:
         refuse_window(teacher, options["window"])
-    if keep and getattr(teacher.config, "num_kv_shared_layers", 0):
+    if keep and getattr(teacher.config, "num_kv_shared_layers", None):
         refuse(teacher, "shares keys and values between layers, so none can be kept beside converted ones", "drop keep")
     for index in kept_indices(teacher, keep, len(geometry)):
         geometry[index] = None

@@ -22,3 +22,18 @@ def parse_count(value: object) -> int:
     if not number.is_finite() or not 1 <= number <= LARGEST or number != int(number):
         raise UserError(f"{value!r} is not a count above 0, such as 50000, 5e4, 50k, 1.5M or 1B")
     return int(number)
+
+
+def parse_list(text: str, option: str, k: int = 1000) -> tuple[int, ...]:
+    """Counts between commas, in rising order, each once: "4k,1k" is (1000, 4000), with k=1024 (1024, 4096).
+
+    Raises UserError, naming the option, for anything else.
+    """
+    found = set()
+    for part in text.lower().split(","):
+        scale = k if part.strip().endswith("k") else 1
+        try:
+            found.add(parse_count(part.strip().removesuffix("k")) * scale)
+        except UserError as error:
+            raise UserError(f"{option} {text}: {error}") from None
+    return tuple(sorted(found))

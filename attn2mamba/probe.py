@@ -69,7 +69,7 @@ def attention_geometry(model: PreTrainedModel) -> list[list[int]]:
     meta, tokens = on_meta(model), probe_tokens(model)
     if meta or model.dtype != torch.float32:
         # 16 bits hide what differs; on the meta device grouped products of experts exist in bf16 alone
-        model = copy.deepcopy(model).to(torch.bfloat16 if meta else torch.float32)
+        model = cast(Any, copy.deepcopy(model)).to(torch.bfloat16 if meta else torch.float32)
     blank = record(model, tokens, silent)
     geometry = _shapes(model, blank.calls)
     if not meta:

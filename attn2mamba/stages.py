@@ -46,7 +46,8 @@ class Stage(Protocol):
         """Tokens of the batch that carry loss."""
 
     def evaluate(self, batch: Batch) -> Metrics:
-        """Held-out figures of the batch, as sums over its `count` tokens."""
+        """Held-out figures of the batch, as sums over its `count` tokens: the loss, and `layer N` of each layer that
+        has one of its own, in order."""
 
 
 class TransferStage:
@@ -86,7 +87,8 @@ class TransferStage:
         return {"loss": self._run(batch, total, learning=True)}
 
     def evaluate(self, batch: Batch) -> Metrics:
-        return {"loss": self._run(batch, 1, learning=False)}
+        loss = self._run(batch, 1, learning=False)
+        return {"loss": loss, **{f"layer {i}": float(share) for i, share in enumerate(self.shares)}}
 
     def _run(self, batch: Batch, total: int, learning: bool) -> float:
         self.total, self.learning, self.shares = total, learning, []

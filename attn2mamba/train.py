@@ -176,10 +176,13 @@ class Trainer:
             sums["tokens"] += self.stage.count(batch)
             for name, value in self.stage.evaluate(batch).items():
                 sums[name] += value
-        loss = sums["loss"] / max(sums["tokens"], 1)
+        tokens = max(sums["tokens"], 1)
+        loss = sums["loss"] / tokens
+        shares = [total / tokens for name, total in sums.items() if name.startswith("layer ")]
+        layers = [x if math.isfinite(x) else None for x in shares]
         position = self.position
         entry = {"stage": position.stage, "kind": self.stage.name, "step": position.step}
-        self.run.log({**entry, "held_out_loss": loss})
+        self.run.log({**entry, "held_out_loss": loss, **({"layers": layers} if layers else {})})
         progress.note(f"{self.stage.name} step {position.step}: held-out loss {loss:.4f}")
 
     def _evaluated(self) -> bool:

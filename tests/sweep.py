@@ -146,9 +146,9 @@ def document(outcomes: list[Outcome]) -> str:
         "Written by `make families`: a tiny random model of every causal language model that transformers "
         f"{transformers.__version__} registers. *converts*: its student passes the checks of `tests/sweep.py` (stage 1 "
         "sees the teacher's own stream, packed documents stay apart, the handover keeps the function, text read at "
-        "once, in pieces and padded gives the same, greedy generation equals plain forwards, save and reload is exact). "
-        "*refused*: `attn2mamba` says so in these words, before anything is trained. *not built*: transformers does "
-        "not build the model from its own configuration.",
+        "once, in pieces and padded gives the same, greedy generation equals plain forwards, save and reload is "
+        "exact). *refused*: `attn2mamba` says so in these words, before anything is trained. *not built*: "
+        "transformers does not build the model from its own configuration.",
         "",
         f"{count['converts']} convert, {count['refused']} are refused, {count['not built']} are not built.",
         "",

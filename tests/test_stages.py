@@ -106,7 +106,10 @@ def test_every_layer_sees_the_teachers_stream(tiny_teacher, family, reset):
 def test_transfer_learns(tiny_teacher, loss, window, reset):
     student, stage = transfer(tiny_teacher("llama"), loss, window, reset_documents=reset)
     held_out = random_batch(seed=99, rows=8)
-    before = stage.evaluate(held_out)["loss"]
+    figures = stage.evaluate(held_out)
+    before = figures["loss"]
+    layers = [value for name, value in figures.items() if name.startswith("layer ")]
+    assert len(layers) == 2 and layers[0] != layers[1] and sum(layers) / 2 == pytest.approx(before, rel=1e-5)
     history = steps(stage, 30)
     assert sum(history[-5:]) < 0.95 * sum(history[:5])
     assert stage.evaluate(held_out)["loss"] < 0.95 * before

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from ..errors import UserError
 from ..quiet import quiet
 from ..teachers import check_length
+from .decoding import padding_ids
 
 
 class _Printer(TextStreamer):
@@ -33,7 +35,7 @@ def continue_text(
 ) -> str:
     """The continuation of `prompt`, greedy at temperature 0; `write` is handed the text as it comes.
 
-    An empty prompt starts from the tokenizer's BOS (or EOS) token.
+    An empty prompt starts from the tokenizer's BOS (or EOS) token. Rows that pad the vocabulary are never generated.
     """
     ids = torch.tensor([tokenizer(prompt).input_ids], dtype=torch.long)
     if not ids.shape[1]:
@@ -43,6 +45,7 @@ def continue_text(
         ids = torch.tensor([[start]])
     check_length(model, ids.shape[1] + max_new_tokens)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    own = getattr(model.generation_config, "suppress_tokens", None) or ()
     generate: Callable[..., Tensor] = model.generate  # type: ignore[assignment]
     with quiet():
         output = generate(
@@ -50,25 +53,39 @@ def continue_text(
             attention_mask=torch.ones_like(ids).to(model.device),
             max_new_tokens=max_new_tokens,
             streamer=_Printer(tokenizer, write),
+            suppress_tokens=sorted({*padding_ids(model, tokenizer), *own}) or None,
             **sampling,
         )
     return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-def read_context(model: PreTrainedModel, context: int) -> Callable[[], None]:
-    """Prefill `context` tokens and return a function that decodes one more, greedily, each time it is called.
+class Decoder:
+    """A model in the middle of greedy decoding: calling it decodes one token more for each sequence of the batch.
 
-    The tokens are arbitrary, since speed does not depend on them."""
-    ids = torch.arange(context, device=model.device).remainder(model.config.vocab_size).unsqueeze(0)
-    output = model(input_ids=ids, use_cache=True, logits_to_keep=1)
-    name = "cache" if "cache" in output else "past_key_values"
+    cache holds the tokens read, and those decoded but for the last; next_token (B, 1)."""
 
-    def step() -> None:
-        nonlocal output
-        token = output.logits[:, -1:].argmax(-1)
-        output = model(input_ids=token, use_cache=True, logits_to_keep=1, **{name: output[name]})
+    def __init__(self, model: PreTrainedModel, ids: Tensor) -> None:
+        self.model = model
+        self._forward(ids, {})
 
-    return step
+    def __call__(self) -> None:
+        self._forward(self.next_token, {self._name: self.cache})
+
+    def _forward(self, ids: Tensor, cache: dict[str, Any]) -> None:
+        output = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **cache)
+        self._name = "cache" if "cache" in output else "past_key_values"
+        self.cache = output[self._name]
+        self.next_token = output.logits[:, -1:].argmax(-1)
+
+
+def read_context(model: PreTrainedModel, context: int, batch: int = 1, vocab_size: int | None = None) -> Decoder:
+    """Prefill `batch` sequences of `context` tokens and pick the first new token; each call of what is returned decodes
+    one more.
+
+    The tokens are arbitrary, since speed does not depend on them; they are the same for all models of one vocabulary,
+    or for equal `vocab_size`."""
+    ids = torch.arange(context, device=model.device).remainder(vocab_size or model.config.vocab_size)
+    return Decoder(model, ids.expand(batch, -1))
 
 
 @torch.inference_mode()

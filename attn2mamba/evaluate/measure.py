@@ -10,6 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Json = dict[str, Any]
 
+TEACHER = "teacher"
+"""The role of the model that others are compared with."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -38,11 +41,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a model's figure to the teacher's over the same n items: mean, standard error of the paired differences, and
-    the two-sided p of no difference."""
+    """Of a model's figure to the teacher's over the same n items: mean, standard error of the paired differences (None
+    of one item), and the two-sided p of no difference."""
 
     difference: float
-    stderr: float
+    stderr: float | None
     p: float
     n: int
 
@@ -59,6 +62,10 @@ class Measure(ABC):
 
     name: str
     version: int = 1
+    headline: tuple[str, ...] = ()
+    """The metrics that a table shows; all of them where none is named."""
+    reference: str | None = None
+    """Names what `learn_from` kept, where the results of models other than the teacher depend on it."""
 
     def options(self) -> Json:
         """JSON of all that the results depend on: lengths, limits, seeds, data."""
@@ -71,6 +78,9 @@ class Measure(ABC):
     @abstractmethod
     def run(self, subject: Subject, unit: str) -> Json:
         """One piece, as JSON. The same for every batch size; raises UserError for what the user can mend."""
+
+    def learn_from(self, teacher: dict[str, Json]) -> None:  # noqa: B027  (most measures need nothing of it)
+        """Called with the results of the teacher's units before any other model is measured."""
 
     def figures(self, results: dict[str, Json]) -> dict[str, Figure]:
         """Figure of each metric from the results of all units."""
@@ -105,18 +115,56 @@ def mean_figure(scores: list[float]) -> Figure:
 
 
 def paired(ours: list[float], theirs: list[float]) -> Difference:
-    """Difference of means over the same items. p: exact sign test where every item is right or wrong (McNemar), else
-    from the normal distribution of the mean difference."""
+    """Difference of means over the same items. Of answers that are right or wrong, p is of the exact sign test (McNemar)
+    and the standard error has half an item more either way (Agresti and Min, 2005): ten answers alike do not prove that
+    all are. Elsewhere p is of Student's t."""
     assert len(ours) == len(theirs), "paired scores need the same items"
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
-    count = len(differences)
-    mean = statistics.fmean(differences)
-    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else 0.0
+    count, mean = len(differences), statistics.fmean(differences)
+    error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else None
     if {*ours, *theirs} <= {0.0, 1.0}:
-        p = sign_test(sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+        better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+        p = sign_test(better, worse)
+        error = math.sqrt(better + worse + 1 - (better - worse) ** 2 / (count + 2)) / (count + 2)
     else:
-        p = math.erfc(abs(mean) / error / math.sqrt(2)) if error else float(mean == 0)
+        p = two_sided_p(mean, error, count)
     return Difference(mean, error, p, count)
+
+
+def two_sided_p(mean: float, error: float | None, count: int) -> float:
+    """Of a mean of `count` items that is 0 in truth; 1 where one item, or none, says nothing."""
+    if error is None or mean == 0:
+        return 1.0
+    return student_t(abs(mean) / error, count - 1) if error else 0.0
+
+
+def student_t(t: float, freedom: int) -> float:
+    """Probability that |T| exceeds t, T with Student's distribution (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    if freedom > 200 or math.isinf(t):
+        return math.erfc(t / math.sqrt(2))
+    angle = math.atan(t / math.sqrt(freedom))
+    odd = freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * math.cos(angle) ** 2
+        total += term
+    inside = 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
+    return max(0.0, 1 - inside)
+
+
+EQUAL_MARGIN = 0.01
+"""Of a score between 0 and 1, or of the teacher's figure where that is above 1: what counts as equal."""
+
+
+def verdict(difference: Difference, teacher: float) -> str:
+    """equal: the whole 95 % confidence interval lies within EQUAL_MARGIN. differs: p < 0.05. open: these items cannot
+    tell."""
+    margin = EQUAL_MARGIN * max(1.0, abs(teacher))
+    error = difference.stderr
+    if error is not None and abs(difference.difference) + 2 * error <= margin and difference.n >= 30:
+        return "equal"
+    return "differs" if difference.p < 0.05 else "open"
 
 
 def sign_test(better: int, worse: int) -> float:

@@ -7,7 +7,8 @@ from pathlib import Path
 @dataclass(frozen=True)
 class SuiteOptions:
     """data_root: local copies of hub data sets (None: the hub). limit: items of each task (None: all). context: tokens,
-    for measures by length. data: the user's own text, as `--data` takes it. batch_size changes speed alone."""
+    for measures by length; perplexity's windows have the first. data: the user's own text, as `--data` takes it.
+    batch_size changes speed alone."""
 
     data_root: Path | None = None
     limit: int | None = None

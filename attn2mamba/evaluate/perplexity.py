@@ -113,11 +113,17 @@ def batches(items: Iterable[tuple[list[int], list[int]]]) -> Iterator[tuple[Tens
         yield torch.tensor([i for i, _ in held]), torch.tensor([t for _, t in held])
 
 
-@torch.no_grad()  # inference mode would leave a model whose rotary frequencies change with length unfit for training
 def negative_log_likelihood(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> float:
     """Sum over all positions of -log p(target), in nats; inputs and targets (B, T)."""
+    return float(negative_log_likelihoods(model, inputs, targets).sum())
+
+
+@torch.no_grad()  # inference mode would leave a model whose rotary frequencies change with length unfit for training
+def negative_log_likelihoods(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> Tensor:
+    """-log p(target) in nats (B, T) fp32, 0 where the target is IGNORE; inputs and targets (B, T)."""
     logits = model(input_ids=inputs.to(model.device), use_cache=False).logits.float()
-    return float(F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="sum"))
+    losses = F.cross_entropy(logits.flatten(0, 1), targets.to(logits.device).flatten(), reduction="none")
+    return losses.view(targets.shape)
 
 
 def block_perplexity(model: PreTrainedModel, blocks, max_tokens: int) -> Perplexity:

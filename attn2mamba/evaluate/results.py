@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..precision import inner_tensors
 from ..run import disk_errors, write_text
 from ..store import default_cache_dir, tokenizer_fingerprint
 from .measure import Json
@@ -65,7 +66,8 @@ def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     total.update(tokenizer_fingerprint(tokenizer).encode())
     for name, tensor in model.state_dict().items():
         total.update(name.encode())
-        total.update(_bytes(tensor))
+        for plain in inner_tensors(tensor) or [tensor]:
+            total.update(_bytes(plain))
     return total.hexdigest()
 
 

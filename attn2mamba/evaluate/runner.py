@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from .. import __version__
 from ..errors import UserError
 from ..progress import Steps
-from .measure import Json, Measure, Subject
+from .gate import complaint
+from .measure import TEACHER, Json, Measure, Subject, verdict
 from .results import Results
-
-TEACHER = "teacher"
 
 
 @dataclass(frozen=True)
@@ -23,25 +22,42 @@ class Candidate:
 
 
 def evaluate(
-    candidates: Sequence[Candidate], measures: Sequence[Measure], results: Results, steps: Steps, command: str
+    candidates: Sequence[Candidate],
+    measures: Sequence[Measure],
+    results: Results,
+    steps: Steps,
+    command: str,
+    gates: Sequence[Measure] = (),
 ) -> Json:
     """All measures on all candidates, the teacher before the others. Returns what evaluation.json holds; see
-    docs/evaluation.md. Raises UserError, before any other model is measured, when the teacher's own figures show
-    that something is broken."""
+    docs/evaluation.md. Raises UserError, before any other model is measured, when the teacher's own figures, those of
+    `gates` first, show that something is broken."""
     found: dict[str, dict[str, dict[str, Json]]] = {measure.name: {} for measure in measures}
     models: Json = {}
+    passed: Json = {}
     for candidate in sorted(candidates, key=lambda c: c.role != TEACHER):
         steps.note(f"loading the {candidate.role}")
         subject = candidate.load()
         models[subject.role] = describe(subject)
+        for measure in gates if subject.role == TEACHER else ():
+            units = run_measure(measure, subject, results, steps)
+            gate(measure, subject, units)
+            passed[measure.name] = {name: figure.to_dict() for name, figure in measure.figures(units).items()}
         for measure in measures:
             found[measure.name][subject.role] = run_measure(measure, subject, results, steps)
             if subject.role == TEACHER:
-                gate(measure, found[measure.name][TEACHER])
+                gate(measure, subject, found[measure.name][TEACHER])
+                measure.learn_from(found[measure.name][TEACHER])
         del subject
         gc.collect()
-    report = {measure.name: summarise(measure, found[measure.name]) for measure in measures}
-    return {"format": 1, "attn2mamba": __version__, "command": command, "models": models, "measures": report}
+    return {
+        "format": 1,
+        "attn2mamba": __version__,
+        "command": command,
+        "models": models,
+        "gate": passed,
+        "measures": {m.name: {"command": command, **summarise(m, found[m.name])} for m in measures},
+    }
 
 
 def describe(subject: Subject) -> Json:
@@ -56,7 +72,9 @@ def describe(subject: Subject) -> Json:
 
 def key_of(measure: Measure, subject: Subject) -> Json:
     """What a unit's result depends on."""
+    learned = {} if subject.role == TEACHER or measure.reference is None else {"reference": measure.reference}
     return {
+        **learned,
         "measure": measure.name,
         "version": measure.version,
         "options": measure.options(),
@@ -71,28 +89,33 @@ def run_measure(measure: Measure, subject: Subject, results: Results, steps: Ste
     known = results.units(key)
     missing = [name for name in names if name not in known]
     steps.start(f"{subject.role}: {measure.name}", len(names), len(names) - len(missing))
-    for name in missing:
-        began = time.monotonic()
-        result = measure.run(subject, name)
-        results.save(key, name, {**result, "seconds": round(time.monotonic() - began, 3)})
-        steps.advance()
-    steps.stop()
+    try:
+        for name in missing:
+            began = time.monotonic()
+            result = measure.run(subject, name)
+            results.save(key, name, {**result, "seconds": round(time.monotonic() - began, 3)})
+            steps.advance()
+    finally:
+        steps.stop()
     return {name: results.units(key)[name] for name in names}
 
 
-def gate(measure: Measure, units: dict[str, Json]) -> None:
-    complaint = measure.complaint(measure.figures(units))
-    if complaint:
-        raise UserError(f"the teacher's {measure.name} cannot be right ({complaint}); no model was compared with it")
+def gate(measure: Measure, subject: Subject, units: dict[str, Json]) -> None:
+    reason = complaint(measure, subject, units)
+    if reason:
+        raise UserError(f"the teacher's {measure.name} cannot be right: {reason}; no model was compared with it")
 
 
 def summarise(measure: Measure, by_role: dict[str, dict[str, Json]]) -> Json:
-    summary: Json = {"version": measure.version, "options": measure.options(), "figures": {}, "cells": {}}
-    summary["differences"] = {}
+    summary: Json = {"version": measure.version, "options": measure.options(), "headline": [*measure.headline]}
+    summary |= {"figures": {}, "cells": {}, "differences": {}}
     for role, units in by_role.items():
         summary["figures"][role] = {name: figure.to_dict() for name, figure in measure.figures(units).items()}
         summary["cells"][role] = measure.cells(units)
         if role != TEACHER and TEACHER in by_role:
-            differences = measure.differences(units, by_role[TEACHER])
-            summary["differences"][role] = {name: difference.to_dict() for name, difference in differences.items()}
+            differences, reference = measure.differences(units, by_role[TEACHER]), measure.figures(by_role[TEACHER])
+            summary["differences"][role] = {
+                name: {**difference.to_dict(), "verdict": verdict(difference, reference[name].value)}
+                for name, difference in differences.items()
+            }
     return summary

@@ -162,7 +162,7 @@ def _family_mask(*args: Any, **kwargs: Any) -> Tensor | None:
     documents = _DOCUMENTS.get()
     if documents is None:
         return sdpa_mask(*args, **kwargs)
-    mask = sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False})
+    mask = cast(Tensor, sdpa_mask(*args, **{**kwargs, "allow_is_causal_skip": False}))
     return mask & (documents[:, :, None] == documents[:, None]).unsqueeze(1)
 
 

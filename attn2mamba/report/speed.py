@@ -1,0 +1,159 @@
+"""What bench.json says, and the headline figures of speed and memory; sizes that were not measured are reckoned."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from ..sizes import cross_over, kv_bytes, state_bytes
+from .data import RunData
+from .numbers import MEASURED, Json, Number, missing
+
+LONG = 32 * 1024
+"""Context, in tokens, of the headlines."""
+
+ELEMENT, ELEMENT_NAME = 2, "bf16"
+"""Bytes of an activation where sizes are reckoned, as `inspect` does."""
+
+ROLES = ("teacher", "student")
+
+
+def speed(run: RunData) -> Json | None:
+    """By precision: `rows` of figures, `skipped` cells, cross-overs by batch, the gain split in two, and quality. None
+    without a bench.json."""
+    precisions = run.bench.get("precisions")
+    if not precisions:
+        return None
+    found = {name: _precision(run, name, part) for name, part in precisions.items()}
+    notes = {name: run.bench.get(name) for name in ("machine", "options", "peak_is", "command")}
+    return {**notes, "precisions": found}
+
+
+def _precision(run: RunData, name: str, part: Json) -> Json:
+    command = str(run.bench.get("command", ""))
+    cells = part.get("cells", [])
+    skipped = [
+        {"batch": cell["batch"], "context": cell["context"], "role": role, "why": cell[role]["skipped"]}
+        for cell in cells
+        for role in ROLES
+        if "skipped" in cell.get(role, {})
+    ]
+    return {
+        "note": part.get("note"),
+        "rows": list(_rows(cells, name, command)),
+        "skipped": skipped,
+        "by_batch": [_scaling(run, scaling, cells, name, command) for scaling in part.get("scaling", [])],
+        "memory": part.get("memory", {}),
+        "weights": {role: m.get("weights_bytes") for role, m in part.get("models", {}).items()},
+        "quality": _quality(part.get("quality"), name, command),
+    }
+
+
+def _rows(cells: list[Json], precision: str, command: str) -> Iterator[Json]:
+    for cell in cells:
+        for role in ROLES:
+            found = cell.get(role, {})
+            if "token_latency" in found:
+                yield {"batch": cell["batch"], "context": cell["context"], "role": role} | _figures(
+                    found, precision, command
+                )
+
+
+def _figures(cell: Json, precision: str, command: str) -> Json:
+    """Numbers of one cell; `quartiles` of the token latency, in seconds, are its spread."""
+    latency, first, decode = cell["token_latency"], cell["time_to_first_token"], cell["decode_tokens_per_second"]
+    repeats = cell["repeats"]
+
+    def number(value: float | None, unit: str, n: int, of: str) -> Number:
+        return missing(unit, command) if value is None else Number(value, unit, n, of, precision, command)
+
+    return {
+        "first_token": number(first["median"], "seconds", repeats, "repeats"),
+        "first_token_quartiles": first["quartiles"],
+        "latency": number(latency["median"], "seconds", latency["n"], "tokens"),
+        "quartiles": latency["quartiles"],
+        "p95": number(latency["p95"], "seconds", latency["n"], "tokens"),
+        "decode": number(decode["median"], "rate", repeats, "repeats"),
+        "prefill": number(cell["prefill_tokens_per_second"], "rate", repeats, "repeats"),
+        "peak": number(cell.get("peak_bytes"), "bytes", 1, "warm-up"),
+        "cache": number(cell["cache"]["bytes"], "bytes", 1, "sequence or batch"),
+        "cache_tokens": cell["cache"]["tokens"],
+        "beyond_training": bool(cell.get("beyond_training_length")),
+    }
+
+
+def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, command: str) -> Json:
+    """Cross-overs of one batch size as numbers; lines and gains as the benchmark gives them."""
+    crossing, cells = scaling.get("decode_cross_over") or {}, [c for c in cells if c["batch"] == scaling["batch"]]
+    contexts = [cell["context"] for cell in cells]
+    count = sum(cell.get(role, {}).get("repeats", 0) for cell in cells for role in ROLES)
+    where = MEASURED if crossing.get("measured") else f"from fitted lines, beyond the {max(contexts, default=0):,} "
+    where += "" if crossing.get("measured") else "tokens measured"
+    common = (count, "repeats", precision, command)
+    never = "the student's latency does not grow clearly slower than its teacher's, so no length is given"
+    decode = missing("tokens", command, never) if crossing else missing("tokens", command)
+    if crossing.get("tokens") is not None:
+        decode = Number(crossing["tokens"], "tokens", *common, stderr=crossing.get("stderr"), note=where)
+    prefill = scaling.get("prefill_cross_over") or {}
+    first = missing("tokens", command, "the times do not meet within the contexts measured")
+    if prefill.get("tokens") is not None:
+        first = Number(prefill["tokens"], "tokens", *common, note="between measured contexts")
+    ratio = scaling.get("speed_up_at_32k") or {}
+    up = missing("x", run.bench_command)
+    if ratio.get("ratio") is not None:
+        note = MEASURED if ratio.get("measured") else "reckoned from lines fitted to shorter contexts"
+        up = Number(ratio["ratio"], "x", *common, note=note)
+    return {
+        "batch": scaling["batch"],
+        "decode_cross_over": decode,
+        "prefill_cross_over": first,
+        "speed_up_at_32k": up,
+        "speed_up_measured": bool(ratio.get("measured")),
+        "gain": scaling.get("gain", []),
+        "lines": {role: scaling.get(role) for role in ROLES},
+    }
+
+
+def _quality(quality: Any, precision: str, command: str) -> Json | None:
+    """Perplexity of each model in this precision."""
+    if not quality:
+        return None
+    scores = {
+        role: Number(s["perplexity"], "perplexity", s["tokens"], "tokens", precision, command)
+        for role, s in quality["models"].items()
+        if s.get("perplexity") is not None
+    }
+    return {"data": quality["data"], "context": quality["context"], "models": scores}
+
+
+def headlines(run: RunData, speeds: Json | None) -> dict[str, Number]:
+    """memory_at_32k, memory_factor_at_32k and memory_cross_over, reckoned as `inspect` does; speed_up_at_32k and
+    speed_cross_over, of one sequence, in the benchmark's first precision."""
+    found = _memory(run)
+    empty = {name: missing(unit, run.bench_command) for name, unit in SPEED.items()}
+    batches = next(iter(speeds["precisions"].values()))["by_batch"] if speeds else []
+    one = next((b for b in batches if b["batch"] == 1), None)
+    if one is None:
+        return found | empty
+    return found | {"speed_up_at_32k": one["speed_up_at_32k"], "speed_cross_over": one["decode_cross_over"]}
+
+
+SPEED = {"speed_up_at_32k": "x", "speed_cross_over": "tokens"}
+MEMORY = {"memory_at_32k": "bytes", "memory_factor_at_32k": "x", "memory_cross_over": "tokens"}
+
+
+def _memory(run: RunData) -> dict[str, Number]:
+    command = shlex.join(["attn2mamba", "inspect", str(run.path)])
+    if run.config is None or not run.finished:
+        return {name: missing(unit, run.distill_command) for name, unit in MEMORY.items()}
+    config, note = run.config, "reckoned from shapes, fp32 state"
+    ours = state_bytes(config, ELEMENT) + kv_bytes(config, LONG, ELEMENT, kept_only=True)
+    theirs = kv_bytes(config, LONG, ELEMENT)
+    common = (1, "sequence", ELEMENT_NAME, command)
+    meeting = cross_over(config, ELEMENT)
+    never = missing("tokens", command, "never: every converted layer had a small sliding window")
+    return {
+        "memory_at_32k": Number(ours, "bytes", *common, note=note),
+        "teacher_memory_at_32k": Number(theirs, "bytes", *common, note=note),
+        "memory_factor_at_32k": Number(theirs / ours, "x", *common, note=note),
+        "memory_cross_over": never if meeting is None else Number(meeting, "tokens", *common, note=note),
+    }

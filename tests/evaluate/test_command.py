@@ -1,0 +1,207 @@
+"""`attn2mamba eval --tasks`: a run and its teacher side by side, kept, resumed, refused."""
+
+import json
+import shutil
+import signal
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import attn2mamba_cli
+from attn2mamba import convert
+from attn2mamba.data import load_texts
+from attn2mamba.errors import UserError
+from attn2mamba.evaluate.command import Loading, load_subject, merged, model_paths, score_text
+from attn2mamba.evaluate.corpora import Corpus
+
+
+@pytest.fixture
+def cli(monkeypatch, capfd, tmp_path):
+    """Run the command line in this process and in an empty directory; (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attn2mamba", *map(str, words)])
+        handler = signal.getsignal(signal.SIGTERM)
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as exit:
+                attn2mamba_cli.main()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return exit.value.code, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, teacher_directory, corpus) -> str:
+    """The tiny teacher after some steps on the corpus: far better than guessing."""
+    tokenizer = AutoTokenizer.from_pretrained(teacher_directory)
+    model = AutoModelForCausalLM.from_pretrained(teacher_directory)
+    ids = tokenizer(" ".join(load_texts(corpus))).input_ids
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(40):
+        batch = torch.tensor(ids[step * 256 : step * 256 + 256]).view(8, 32)
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    path = tmp_path_factory.mktemp("trained") / "small"
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, trained, randomise) -> str:
+    """What a run leaves: recipe.yaml, hedgehog/, final/."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    for name, mixer in (("hedgehog", "hedgehog"), ("final", "hedgemamba")):
+        student = convert(AutoModelForCausalLM.from_pretrained(trained), {"name": mixer})[0]
+        randomise(student).save_pretrained(run / name)
+        AutoTokenizer.from_pretrained(trained).save_pretrained(run / name)
+    (run / "recipe.yaml").write_text(f"# attn2mamba distill --recipe demo --teacher {trained} --data x\nseed: 0\n")
+    return str(run)
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> str:
+    shutil.copytree(finished, tmp_path / "run")
+    return str(tmp_path / "run")
+
+
+def words(run, corpus, *more):
+    return ["eval", run, "--tasks", "data", "--data", corpus, "--context", 32, "--limit", 3, *more]
+
+
+def test_a_run_beside_its_teacher(cli, run, trained, corpus, tmp_path, monkeypatch):
+    command = words(run, corpus, "--output", "new/figures.json", "--also", f"again={run}")
+    code, out, err = cli(*command)
+    assert code == 0, err
+    report = json.loads((tmp_path / "new" / "figures.json").read_text())
+    assert report == json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert list(report["models"]) == ["teacher", "hedgehog", "student", "again"]
+    assert {model["precision"] for model in report["models"].values()} == {"fp32"}
+    assert report["gate"]["data"]["perplexity"]["value"] < 75
+    measure = report["measures"]["data"]
+    assert measure["command"] == report["command"] and str(corpus) in report["command"]
+    subject = load_subject("student", f"{run}/final", Loading())
+    own = Corpus("data", lambda: load_texts(corpus), "", 32, 3)
+    expected = own.figures({unit: own.run(subject, unit) for unit in own.units(subject)})["perplexity"]
+    found = measure["figures"]["student"]["perplexity"]
+    assert found == {"value": pytest.approx(expected.value), "n": 3, "stderr": pytest.approx(expected.stderr)}
+    assert measure["figures"]["again"] == measure["figures"]["student"]
+    difference = measure["differences"]["student"]["perplexity"]
+    teacher = measure["figures"]["teacher"]["perplexity"]["value"]
+    assert difference["difference"] == pytest.approx(found["value"] - teacher)
+    row = next(line for line in out.splitlines() if "data perplexity" in line)
+    assert f"{found['value']:.2f}" in row and difference["verdict"] in row
+    assert "bits_per_byte" not in out and "data bits_per_byte" not in err
+
+    def never(*arguments):
+        raise AssertionError("measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Corpus, "run", never)
+        assert cli(*command)[0] == 0
+    assert json.loads((tmp_path / "new" / "figures.json").read_text()) == report
+
+
+def test_without_a_teacher(cli, trained, finished, corpus):
+    code, out, err = cli(*words(trained, corpus, "--output", "figures.json"))
+    assert code == 0, err
+    assert "to teacher" not in out and "model" in out
+    code, out, err = cli(*words(f"{finished}/final", corpus))
+    assert code == 0 and "student" in out and "to teacher" not in out
+
+
+def test_a_teacher_that_only_guesses_gives_no_table(cli, run, teacher_directory, corpus, tmp_path):
+    code, out, err = cli(*words(run, corpus, "--teacher", teacher_directory, "--output", "figures.json"))
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert "the teacher's data cannot be right" in last and "hardly better than guessing" in last
+    assert not (tmp_path / "figures.json").exists() and not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_a_stop_says_how_to_go_on(cli, run, corpus, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Corpus, "run", stop)
+    code, _, err = cli(*words(run, corpus, "--seed", 5, "--fresh"))
+    assert code == 130 and "Traceback" not in err
+    assert f"attn2mamba eval {run} --tasks data" in err.splitlines()[-1] and "--seed 5" in err
+
+
+MISTAKES = {
+    "unknown": (["--tasks", "nedle"], "no task is called 'nedle'; did you mean 'needle'"),
+    "nothing": (["--tasks", ","], "--tasks names nothing"),
+    "no root": (["--tasks", "lambada", "--data-root", "nowhere"], "is no directory"),
+    "empty root": (["--tasks", "lambada", "--data-root", "."], "EleutherAI/lambada_openai"),
+    "no text": (["--tasks", "data", "--data", "nowhere.txt"], "no such file"),
+    "context": (["--tasks", "data", "--context", "0"], "'--context'"),
+    "also": (["--tasks", "data", "--also", "x"], "write NAME=DIR"),
+    "taken": (["--tasks", "data", "--also", "student=x"], "with a NAME of its own"),
+    "output": (["--tasks", "data", "--output", "run/recipe.yaml/a"], "cannot write"),
+    "folder": (["--tasks", "data", "--output", "run"], "cannot write"),
+    "max tokens": (["--tasks", "data", "--max-tokens", "5"], "goes without --tasks"),
+    "limit": (["--limit", "5"], "goes with --tasks"),
+    "fresh": (["--fresh"], "goes with --tasks"),
+    "no such model": (["--tasks", "data", "--also", "x=./gone"], "no such file"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_line(cli, run, tmp_path, monkeypatch, mistake, corpus):
+    more, complaint = MISTAKES[mistake]
+    if mistake == "no such model":
+        more = [*more, "--data", corpus, "--limit", 1, "--context", 16]
+    if mistake == "unknown":
+        monkeypatch.setattr("attn2mamba.evaluate.harness_tasks.is_installed", lambda: False)
+    code, out, err = cli("eval", run, *more)
+    assert (code, out) == (2, "")
+    last = err.splitlines()[-1]
+    assert last.startswith("attn2mamba: ") and complaint in last
+    assert mistake == "no such model" or err.count("\n") == 1
+    assert not (tmp_path / "run" / "evaluation.json").exists()
+
+
+def test_what_a_run_holds(finished, trained, tmp_path):
+    assert model_paths(finished, None, ()) == {
+        "teacher": trained, "hedgehog": f"{finished}/hedgehog", "student": f"{finished}/final"
+    }  # fmt: skip
+    assert model_paths(finished, "other", [f"b={finished}"])["teacher"] == "other"
+    assert model_paths(finished, "other", [f"b={finished}"])["b"] == f"{finished}/final"
+    (tmp_path / "final").mkdir()
+    (tmp_path / "recipe.yaml").write_text("# attn2mamba distill --teacher 'a b' --base small --data x\n")
+    assert model_paths(str(tmp_path), None, ()) == {
+        "teacher": "a b", "base": "small", "student": str(tmp_path / "final")
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text("seed: 0\n")
+    assert "teacher" not in model_paths(str(tmp_path), None, ())
+    with pytest.raises(UserError, match="of its own"):
+        model_paths(finished, None, [f"hedgehog={finished}"])
+
+
+def test_a_runs_file_keeps_measures_of_the_same_models(tmp_path):
+    path = tmp_path / "evaluation.json"
+    one = {"format": 1, "models": {"student": {"fingerprint": "a"}}, "command": "1", "measures": {"x": 1, "y": 1}}
+    two = {**one, "command": "2", "measures": {"y": 2, "z": 2}}
+    assert merged(path, one) == one
+    path.write_text(json.dumps(one))
+    assert merged(path, two) == {**two, "measures": {"x": 1, "y": 2, "z": 2}}
+    other = {**two, "models": {"student": {"fingerprint": "b"}}}
+    assert merged(path, other) == other
+    path.write_text("{")
+    assert merged(path, two) == two
+
+
+def test_precision_of_the_weights(trained, corpus):
+    assert load_subject("x", trained, Loading("bf16")).precision == "bf16"
+    assert load_subject("x", trained, Loading("auto")).precision == "fp32"
+    assert load_subject("x", trained, Loading("bf16")).fingerprint != load_subject("x", trained, Loading()).fingerprint
+    found = score_text([trained], [corpus], 16, 64, Loading("bf16"))
+    assert found["precision"] == "bf16" and found["models"][trained]["tokens"] == 64

@@ -1,0 +1,64 @@
+"""What was measured is kept: by model, measure, version and options."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from attn2mamba.errors import UserError
+from attn2mamba.evaluate.results import Results, model_fingerprint
+
+KEY = {"measure": "m", "version": 1, "options": {"context": [1, 2]}, "model": "f", "precision": "fp32"}
+
+
+def test_units_are_found_again(tmp_path):
+    Results(tmp_path).save(KEY, "a", {"scores": {"x": [1.0]}})
+    results = Results(tmp_path)
+    results.save(KEY, "b", {"scores": {"x": [2.0]}})
+    assert list(Results(tmp_path).units(KEY)) == ["a", "b"]
+    for name, value in (("version", 2), ("options", {"context": [1]}), ("model", "g"), ("precision", "bf16")):
+        assert Results(tmp_path).units({**KEY, name: value}) == {}
+
+
+def test_fresh_knows_nothing_and_writes_anew(tmp_path):
+    Results(tmp_path).save(KEY, "a", {"old": 1})
+    fresh = Results(tmp_path, fresh=True)
+    assert fresh.units(KEY) == {}
+    fresh.save(KEY, "b", {"new": 1})
+    assert fresh.units(KEY) == Results(tmp_path).units(KEY) == {"b": {"new": 1}}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}', '{"key": {"measure": "other"}, "units": {"a": 1}}'])
+def test_a_broken_file_is_as_none(tmp_path, text):
+    Results(tmp_path).save(KEY, "a", {})
+    (file,) = tmp_path.glob("*.json")
+    file.write_text(text)
+    assert Results(tmp_path).units(KEY) == {}
+    Results(tmp_path).save(KEY, "b", {})
+    assert list(json.loads(file.read_text())["units"]) == ["b"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        Results(tmp_path / "file").save(KEY, "a", {})
+
+
+def test_a_fingerprint_is_of_weights_configuration_and_tokenizer(tiny_teacher, tiny_tokenizer, bos_tokenizer):
+    model = tiny_teacher("llama")
+    known = model_fingerprint(model, tiny_tokenizer)
+    assert model_fingerprint(tiny_teacher("llama"), tiny_tokenizer) == known
+    renamed = copy.deepcopy(model)
+    renamed.config._name_or_path = renamed.name_or_path = "elsewhere"
+    assert model_fingerprint(renamed, tiny_tokenizer) == known
+    others = [
+        (tiny_teacher("llama", rms_norm_eps=1e-3), tiny_tokenizer),
+        (tiny_teacher("llama", seed=1), tiny_tokenizer),
+        (model, bos_tokenizer),
+        (copy.deepcopy(model).to(torch.bfloat16), tiny_tokenizer),
+    ]
+    changed = copy.deepcopy(model)
+    changed.lm_head.weight.data[3, 5] += 1e-3
+    found = {known, *(model_fingerprint(*other) for other in others), model_fingerprint(changed, tiny_tokenizer)}
+    assert len(found) == len(others) + 2
