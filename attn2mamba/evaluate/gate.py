@@ -20,7 +20,7 @@ KNOWN: dict[str, dict[str, dict[str, float]]] = {
 FACTOR = 2.0
 """Of a known perplexity, either way: contexts differ, and few windows are of few texts."""
 POINTS = 0.03
-"""Of a known accuracy, either way, beside four standard errors."""
+"""Of a known accuracy, either way, beside four standard errors of as many items."""
 LEAST_GAIN = 4
 """The factor by which a language model's perplexity is below that of guessing, its vocabulary's size."""
 
@@ -71,7 +71,7 @@ def _unlike(known: dict[str, float], name: str, figure: Figure) -> str | None:
     if name == "perplexity":
         right = expected / FACTOR < value < expected * FACTOR
     else:
-        right = abs(value - expected) < POINTS + 4 * (figure.stderr or 0.0)
+        right = abs(value - expected) < POINTS + 4 * math.sqrt(expected * (1 - expected) / figure.n)
     return None if right else f"its {name} is {value:.3g}, that of this model is known to be {expected:.3g}"
 
 

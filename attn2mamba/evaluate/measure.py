@@ -115,7 +115,7 @@ def mean_figure(scores: list[float]) -> Figure:
 
 
 def paired(ours: list[float], theirs: list[float]) -> Difference:
-    """Difference of means over the same items. Of answers that are right or wrong, p is of the exact sign test (McNemar)
+    """Difference of means over the same items. Of right or wrong answers, p is of the exact sign test (McNemar)
     and the standard error has half an item more either way (Agresti and Min, 2005): ten answers alike do not prove that
     all are. Elsewhere p is of Student's t."""
     assert len(ours) == len(theirs), "paired scores need the same items"

@@ -9,7 +9,9 @@ from .measure import TEACHER, Json
 def print_evaluation(report: Json, console: Console) -> None:
     roles, models = list(report["models"]), report["models"]
     precisions = ", ".join(dict.fromkeys(model["precision"] for model in models.values()))
-    table = Table(title=f"Evaluation, {precisions}", title_justify="left", caption=caption(report))
+    table = Table(
+        title=f"Evaluation, {precisions}", title_justify="left", caption=caption(report), caption_justify="left"
+    )
     table.add_column("measure", overflow="fold")
     table.add_column("n", justify="right")
     for role in roles:

@@ -65,6 +65,7 @@ def test_a_broken_path_gives_no_number(subject):
         ("wikitext2", "perplexity", Figure(8.0, 4, 1.0), True),
         ("lambada", "accuracy", Figure(0.25, 64, 0.06), False),
         ("lambada", "accuracy", Figure(0.02, 64, 0.02), True),
+        ("lambada", "accuracy", Figure(0.0, 2, 0.0), False),
         ("lambada", "accuracy", Figure(0.6, 5000, 0.007), True),
         ("another", "perplexity", Figure(1e9, 4, 4.0), False),
     ],
