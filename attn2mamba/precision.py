@@ -160,5 +160,5 @@ def _import_torchao() -> Any:
     try:
         import torchao.quantization
     except ImportError:
-        raise UserError("int8 and int4 weights need torchao; pip install 'attn2mamba[quantize]'") from None
+        raise UserError("int8 and int4 weights need torchao; pip install torchao") from None
     return torchao.quantization

@@ -32,7 +32,8 @@ def commands() -> list[str]:
         line for page in pages for block in re.findall(r"```\w*\n(.*?)```", page, re.S) for line in block.splitlines()
     ]
     found += [path.read_text().splitlines()[0].removeprefix("# ") for path in RECIPES]
-    return [line for line in found if re.match(r"attn2mamba (distill|eval|generate|inspect|recipes)\b", line)]
+    names = "distill|eval|bench|report|generate|inspect|recipes"
+    return [line for line in found if re.match(rf"attn2mamba ({names})\b", line)]
 
 
 @pytest.mark.parametrize("line", commands())

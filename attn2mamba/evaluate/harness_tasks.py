@@ -25,7 +25,7 @@ def is_installed() -> bool:
 @functools.cache
 def manager() -> Any:
     if not is_installed():
-        raise UserError("tasks of lm-evaluation-harness need it installed: pip install attn2mamba[eval]")
+        raise UserError("tasks of lm-evaluation-harness need it installed: pip install lm-eval")
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
