@@ -133,6 +133,7 @@ def _plain_settings(
     model.generation_config = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
+        use_cache=True,  # not the default of a configuration made here: every token would read the whole text anew
         eos_token_id=ends or None,
         pad_token_id=ends[0] if ends else 0,
         suppress_tokens=padding_ids(model, tokenizer) or None,

@@ -37,6 +37,17 @@ def test_the_rest_of_the_batch_does_not_matter(model, tiny_tokenizer, sampled):
     assert run(PROMPTS[::-1], 3) == alone[::-1]
 
 
+def test_every_token_is_read_once(model, tiny_tokenizer):
+    """With the cache: a long text would else take the square of its length."""
+    lengths: list[int] = []
+    handle = model.register_forward_pre_hook(
+        lambda m, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    continuations(model, tiny_tokenizer, [[5, 6, 7]], 4, batch_size=1)
+    handle.remove()
+    assert lengths == [3, *[1] * (len(lengths) - 1)]
+
+
 def test_greedy_is_the_argmax(model, tiny_tokenizer):
     """Of the tokenizer's ids: the head's other rows are padding, and made the likeliest here."""
     padded = copy.deepcopy(model)
