@@ -1,0 +1,114 @@
+"""The tables of docs/results.md from a run's evaluation.json and bench.json, between the page's two markers.
+
+python benchmarks/results.py runs/demo docs/results.md
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from attn2mamba.sizes import human_bytes
+
+BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end -->"
+Json = dict[str, Any]
+
+
+def quality(evaluation: Json) -> list[str]:
+    """A row for each metric that `eval` shows: figures with standard errors, and what the paired test says."""
+    roles = [role for role in ("teacher", "base", "hedgehog", "student") if role in evaluation["models"]]
+    lines = ["| measure | n | " + " | ".join(roles) + " | student to teacher |", "|---" * (len(roles) + 3) + "|"]
+    commands = []
+    for name, measure in evaluation["measures"].items():
+        commands.append(measure["command"])
+        for metric in measure["headline"] or measure["figures"][roles[0]]:
+            figures = [measure["figures"][role].get(metric) for role in roles]
+            if any(figure is None for figure in figures):
+                continue
+            difference = measure["differences"].get("student", {}).get(metric)
+            said = f"{difference['verdict']} (p = {difference['p']:.2g})" if difference else ""
+            shown = " | ".join(plus_minus(figure) for figure in figures)
+            lines.append(f"| {name}, {metric} | {figures[0]['n']} | {shown} | {said} |")
+    return [*block(dict.fromkeys(commands)), *lines]
+
+
+def speed(bench: Json) -> list[str]:
+    """A row for each precision, batch and context: medians with quartiles, teacher and student."""
+    head = ["precision", "batch", "context", "first token, s", "token, ms", "decode tokens/s", "cache or state"]
+    lines = ["| " + " | ".join(f"{x}: teacher / student" if i > 2 else x for i, x in enumerate(head)) + " |"]
+    lines.append("|---" * len(head) + "|")
+    sentences = []
+    for precision, found in bench["precisions"].items():
+        for cell in found["cells"]:
+            pair = [cell.get(role) for role in ("teacher", "student")]
+            if not all(x and "token_latency" in x for x in pair):
+                continue
+            columns = [
+                " / ".join(spread(x["time_to_first_token"], 1.0) for x in pair),
+                " / ".join(spread(x["token_latency"], 1000.0) for x in pair),
+                " / ".join(spread(x["decode_tokens_per_second"], 1.0) for x in pair),
+                " / ".join(human_bytes(x["cache"]["bytes"]) for x in pair),
+            ]
+            lines.append(f"| {precision} | {cell['batch']} | {cell['context']:,} | {' | '.join(columns)} |")
+        sentences += said_of(precision, found)
+    return [*block([bench["command"]]), *lines, "", *sentences]
+
+
+def said_of(precision: str, found: Json) -> list[str]:
+    """Cross-overs, memory and quality of one precision, as list items."""
+    memory = found["memory"]
+    lines = []
+    if memory.get("bytes_at_32k"):
+        sizes = ", ".join(f"{role} {human_bytes(n)}" for role, n in memory["bytes_at_32k"].items())
+        lines.append(
+            f"* {precision}: memory of a sequence at 32k tokens (computed) {sizes}; smaller from "
+            f"{memory['cross_over']:,} tokens (from bytes held: {memory['measured_cross_over']:,})."
+        )
+    for scaling in found["scaling"]:
+        crossing = scaling.get("decode_cross_over")
+        at = (
+            f"{crossing['tokens']:,.0f} ± {crossing['stderr']:,.0f} tokens"
+            if crossing
+            else "not told by these contexts"
+        )
+        lines.append(
+            f"* {precision}, batch {scaling['batch']}: decoding crosses at {at}"
+            f"{'; the machine drifted' if scaling['drifted'] else ''}."
+        )
+    if found.get("quality"):
+        values = found["quality"]["models"]
+        shown = ", ".join(f"{role} {x['perplexity']:.2f}" for role, x in values.items())
+        lines.append(f"* {precision}: perplexity {shown} on {found['quality']['data']}.")
+    return lines
+
+
+def plus_minus(figure: Json) -> str:
+    places = 2 if abs(figure["value"]) >= 10 else 3
+    error = f" ± {figure['stderr']:.{places}f}" if figure["stderr"] is not None else ""
+    return f"{figure['value']:.{places}f}{error}"
+
+
+def spread(x: Json, scale: float) -> str:
+    low, high = (value * scale for value in x["quartiles"])
+    return f"{x['median'] * scale:.3g} ({low:.3g}–{high:.3g})"
+
+
+def block(commands: Iterable[str]) -> list[str]:
+    """Commands as a reader would type them: DATA for the place of local data."""
+    return ["```", *(re.sub(r"--data-root \S+", "--data-root DATA", line) for line in commands), "```", ""]
+
+
+def main(run: Path, page: Path) -> None:
+    parts: list[str] = []
+    for name, table in (("evaluation.json", quality), ("bench.json", speed)):
+        if (run / name).exists():
+            parts += ["", *table(json.loads((run / name).read_text()))]
+    text = page.read_text()
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    page.write_text(before + "\n".join([BEGIN, *parts, "", END]) + after)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
