@@ -18,7 +18,8 @@ Json = dict[str, Any]
 
 def quality(evaluation: Json) -> list[str]:
     """A row for each metric that `eval` shows: figures with standard errors, and what the paired test says."""
-    roles = [role for role in ("teacher", "base", "hedgehog", "student") if role in evaluation["models"]]
+    order = ("teacher", "base", "hedgehog", "student")
+    roles = sorted(evaluation["models"], key=lambda role: order.index(role) if role in order else len(order))
     lines = ["| measure | n | " + " | ".join(roles) + " | student to teacher |", "|---" * (len(roles) + 3) + "|"]
     commands = []
     for name, measure in evaluation["measures"].items():
@@ -28,10 +29,11 @@ def quality(evaluation: Json) -> list[str]:
             if any(figure is None for figure in figures):
                 continue
             difference = measure["differences"].get("student", {}).get(metric)
-            said = f"{difference['verdict']} (p = {difference['p']:.2g})" if difference else ""
+            said = f"{difference['verdict']} ({human_p(difference['p'])})" if difference else ""
             shown = " | ".join(plus_minus(figure) for figure in figures)
             lines.append(f"| {name}, {metric} | {figures[0]['n']} | {shown} | {said} |")
-    return [*block(dict.fromkeys(commands)), *lines]
+    precision = ", ".join(dict.fromkeys(model["precision"] for model in evaluation["models"].values()))
+    return [*block(dict.fromkeys(commands)), f"Precision {precision}; figures with their standard errors:", "", *lines]
 
 
 def speed(bench: Json) -> list[str]:
@@ -51,7 +53,11 @@ def speed(bench: Json) -> list[str]:
                 " / ".join(spread(x["decode_tokens_per_second"], 1.0) for x in pair),
                 " / ".join(human_bytes(x["cache"]["bytes"]) for x in pair),
             ]
-            lines.append(f"| {precision} | {cell['batch']} | {cell['context']:,} | {' | '.join(columns)} |")
+            lines.append(
+                f"| {precision}, n = {pair[0]['repeats']} | {cell['batch']} | {cell['context']:,} | "
+                + " | ".join(columns)
+                + " |"
+            )
         sentences += said_of(precision, found)
     return [*block([bench["command"]]), *lines, "", *sentences]
 
@@ -60,7 +66,7 @@ def said_of(precision: str, found: Json) -> list[str]:
     """Cross-overs, memory and quality of one precision, as list items."""
     memory = found["memory"]
     lines = []
-    if memory.get("bytes_at_32k"):
+    if memory.get("bytes_at_32k") and memory.get("cross_over") and memory.get("measured_cross_over"):
         sizes = ", ".join(f"{role} {human_bytes(n)}" for role, n in memory["bytes_at_32k"].items())
         lines.append(
             f"* {precision}: memory of a sequence at 32k tokens (computed) {sizes}; smaller from "
@@ -68,31 +74,39 @@ def said_of(precision: str, found: Json) -> list[str]:
         )
     for scaling in found["scaling"]:
         crossing = scaling.get("decode_cross_over")
-        at = (
-            f"{crossing['tokens']:,.0f} ± {crossing['stderr']:,.0f} tokens"
-            if crossing
-            else "not told by these contexts"
-        )
+        at = "a length that these contexts do not tell"
+        if crossing and crossing["tokens"] is not None:
+            error = "" if crossing["stderr"] is None else f" ± {crossing['stderr']:,.0f}"
+            at = f"{crossing['tokens']:,.0f}{error} tokens"
         lines.append(
             f"* {precision}, batch {scaling['batch']}: decoding crosses at {at}"
             f"{'; the machine drifted' if scaling['drifted'] else ''}."
         )
     if found.get("quality"):
         values = found["quality"]["models"]
-        shown = ", ".join(f"{role} {x['perplexity']:.2f}" for role, x in values.items())
+        shown = ", ".join(f"{role} {x['perplexity']:.2f}" for role, x in values.items() if x.get("perplexity"))
         lines.append(f"* {precision}: perplexity {shown} on {found['quality']['data']}.")
     return lines
 
 
+def human_p(p: float | None) -> str:
+    return "not finite" if p is None else "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
 def plus_minus(figure: Json) -> str:
+    if figure["value"] is None:
+        return "not finite"
     places = 2 if abs(figure["value"]) >= 10 else 3
     error = f" ± {figure['stderr']:.{places}f}" if figure["stderr"] is not None else ""
     return f"{figure['value']:.{places}f}{error}"
 
 
 def spread(x: Json, scale: float) -> str:
+    middle = f"{x['median'] * scale:.3g}"
+    if None in x["quartiles"]:
+        return middle
     low, high = (value * scale for value in x["quartiles"])
-    return f"{x['median'] * scale:.3g} ({low:.3g}–{high:.3g})"
+    return f"{middle} ({low:.3g}–{high:.3g})"
 
 
 def block(commands: Iterable[str]) -> list[str]:

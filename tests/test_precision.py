@@ -96,7 +96,7 @@ def test_errors(teacher_directory, monkeypatch):
     with pytest.raises(UserError, match="no kernel on mps"):
         load_model(teacher_directory, "int4", device="mps")
     monkeypatch.setitem(__import__("sys").modules, "torchao.quantization", None)
-    with pytest.raises(UserError, match=r"pip install 'attn2mamba\[quantize\]'"):
+    with pytest.raises(UserError, match=r"pip install torchao"):
         load_model(teacher_directory, "int8")
 
 

@@ -9,8 +9,14 @@ from typing import Any
 Json = dict[str, Any]
 Points = Sequence[tuple[float, float]]
 
-CLEARLY = 2.0
-"""Standard errors by which two slopes must differ before the place where their lines meet is said."""
+T_95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Two-sided 95 % quantiles of Student's t by degrees of freedom; 2 stands for more."""
+
+
+def clearly(points: int) -> float:
+    """Standard errors by which slopes of lines through so many points must differ before anything is said of it."""
+    freedom = max(0, points - 2)
+    return T_95[freedom] if freedom < len(T_95) else 2.0
 
 
 def spread(values: Sequence[float]) -> Json:
@@ -41,7 +47,7 @@ class Line:
 
     def falls(self) -> bool:
         """Whether the slope is clearly below 0."""
-        return self.slope_stderr is not None and self.slope < -CLEARLY * self.slope_stderr
+        return self.slope_stderr is not None and self.slope < -clearly(self.n) * self.slope_stderr
 
     def relative_stderr(self, x: float) -> float:
         """Standard error of the line's height at x over that height; infinite where it is not known."""
@@ -72,7 +78,7 @@ def crossing(teacher: Line, student: Line) -> tuple[float | None, float | None]:
     below from the start. (None, None) where the student's slope is not clearly the smaller one."""
     rise = teacher.slope - student.slope
     rise_error = _joined(teacher.slope_stderr, student.slope_stderr)
-    if rise <= 0 or rise <= CLEARLY * rise_error:
+    if rise <= 0 or rise <= clearly(min(teacher.n, student.n)) * rise_error:
         return None, None
     x = (student.intercept - teacher.intercept) / rise
     variance = _joined(teacher.intercept_stderr, student.intercept_stderr) ** 2 + (x * rise_error) ** 2

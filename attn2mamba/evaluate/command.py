@@ -91,6 +91,10 @@ def score_text(
         check_length(subject.model, context)
         texts = (text for source in data for text in load_texts(source))
         result = text_perplexity(subject.model, subject.tokenizer, texts, context, max_tokens)
+        if name == models[0] and len(models) > 1 and not result.per_token < len(subject.tokenizer) / 4:
+            raise UserError(
+                f"{name} itself has a perplexity of {result.per_token:.0f} here: nothing is compared with it"
+            )
         found["models"][name] = result.to_dict()
     return found
 

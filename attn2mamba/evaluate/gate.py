@@ -12,11 +12,13 @@ LAMBADA = "EleutherAI/lambada_openai"
 WINDOWS, CONTEXT, PASSAGES = 4, 1024, 64
 """What is measured on the teacher before anything else: seconds of work."""
 
-KNOWN: dict[str, dict[str, dict[str, float]]] = {
-    "smollm2-135m": {"wikitext2": {"perplexity": 23.1}, "lambada": {"accuracy": 0.32}},
-}
+_SMOLLM2 = {"wikitext2": {"perplexity": 23.1}, "lambada": {"accuracy": 0.32}, "data": {"perplexity": 15.5}}
+KNOWN: dict[str, dict[str, dict[str, float]]] = dict.fromkeys(
+    ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"), _SMOLLM2
+)
 """Teacher -> measure -> figure, of `attn2mamba eval TEACHER --tasks wikitext2,lambada --data-root hub`: fp32, the first
-32 windows of 1,024 tokens (standard error 1.5) and the first 256 passages (0.03)."""
+32 windows of 1,024 tokens (standard error 1.5) and the first 256 passages (0.03); data: Python's documentation, the
+first 4 windows (2.0)."""
 FACTOR = 2.0
 """Of a known perplexity, either way: contexts differ, and few windows are of few texts."""
 POINTS = 0.03
@@ -44,6 +46,8 @@ def complaint(measure: Measure, subject: Subject, units: dict[str, Json]) -> str
     if own:
         return own
     known = KNOWN.get(subject.name, {}).get(measure.name, {})
+    if measure.name == "data" and "python-docs" not in str(measure.options()):
+        known = {}
     for name, figure in figures.items():
         found = _unlike(known, name, figure)
         if math.isnan(figure.value):

@@ -110,6 +110,8 @@ def joined_scores(results: dict[str, Json]) -> dict[str, list[float]]:
 
 
 def mean_figure(scores: list[float]) -> Figure:
+    if not all(math.isfinite(score) for score in scores):  # a model that overflows
+        return Figure(math.nan, len(scores))
     error = statistics.stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
     return Figure(statistics.fmean(scores), len(scores), error)
 
@@ -119,6 +121,8 @@ def paired(ours: list[float], theirs: list[float]) -> Difference:
     and the standard error has half an item more either way (Agresti and Min, 2005): ten answers alike do not prove that
     all are. Elsewhere p is of Student's t."""
     assert len(ours) == len(theirs), "paired scores need the same items"
+    if not all(math.isfinite(score) for score in (*ours, *theirs)):
+        return Difference(math.nan, None, math.nan, len(ours))
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     count, mean = len(differences), statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else None
@@ -133,6 +137,8 @@ def paired(ours: list[float], theirs: list[float]) -> Difference:
 
 def two_sided_p(mean: float, error: float | None, count: int) -> float:
     """Of a mean of `count` items that is 0 in truth; 1 where one item, or none, says nothing."""
+    if not math.isfinite(mean):
+        return math.nan
     if error is None or mean == 0:
         return 1.0
     return student_t(abs(mean) / error, count - 1) if error else 0.0

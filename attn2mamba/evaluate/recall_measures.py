@@ -10,7 +10,7 @@ from functools import partial
 from random import Random
 
 from ..errors import UserError
-from .measure import Json, Measure, Subject
+from .measure import Difference, Figure, Json, Measure, Subject
 from .options import SuiteOptions
 from .reading import Reading, beyond_training, check_context, continuation_ids, first_ids, token_ids
 from .recall import Question, make_item
@@ -58,6 +58,13 @@ class Recall(Measure):
             "beyond_training": beyond_training(subject.model, int(tokens)),
         }
 
+    def figures(self, results: dict[str, Json]) -> dict[str, Figure]:
+        """An item is a context: the questions about one depend on each other."""
+        return super().figures(_by_context(results))
+
+    def differences(self, results: dict[str, Json], teacher: dict[str, Json]) -> dict[str, Difference]:
+        return super().differences(_by_context(results), _by_context(teacher))
+
     def cells(self, results: dict[str, Json]) -> list[Json]:
         """{"task", "form", "tokens", "depth" (None: spread), "accuracy", "n" (answers), "chance", "beyond_training"}"""
         scores: dict[tuple, list[float]] = defaultdict(list)
@@ -92,6 +99,14 @@ def among_best(likelihoods: dict[str, float], word: str, count: int) -> bool:
     """Whether fewer than `count` others are at least as likely: a tie is no recall, nor is what is not a number."""
     others = (value for name, value in likelihoods.items() if name != word)
     return sum(not value < likelihoods[word] for value in others) < count
+
+
+def _by_context(results: dict[str, Json]) -> dict[str, Json]:
+    """Each unit, which is one context, with the mean of its questions as its only score."""
+    return {
+        unit: {**result, "scores": {name: [statistics.fmean(found)] for name, found in result["scores"].items()}}
+        for unit, result in results.items()
+    }
 
 
 class Strings(Measure):

@@ -59,10 +59,13 @@ def _read(path: Path, key: Json) -> dict[str, Json]:
 
 
 def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 of what decides a model's answers: weights, configuration, tokenizer."""
+    """sha256 of what decides a model's answers: weights, configuration, tokenizer, chat template, ends."""
     total = hashlib.sha256()
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
     total.update(json.dumps(config, sort_keys=True, default=str).encode())
+    settings = model.generation_config
+    said = [tokenizer.chat_template, settings.eos_token_id if settings is not None else None]
+    total.update(json.dumps(said, sort_keys=True, default=str).encode())
     total.update(tokenizer_fingerprint(tokenizer).encode())
     for name, tensor in model.state_dict().items():
         total.update(name.encode())

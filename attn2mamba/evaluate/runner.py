@@ -5,6 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+import transformers
+
 from .. import __version__
 from ..errors import UserError
 from ..progress import Steps
@@ -80,6 +83,9 @@ def key_of(measure: Measure, subject: Subject) -> Json:
         "options": measure.options(),
         "model": subject.fingerprint,
         "precision": subject.precision,
+        "device": next(subject.model.parameters()).device.type,
+        "attention": getattr(getattr(subject.model, "config", None), "_attn_implementation", None),
+        "software": [__version__, torch.__version__, transformers.__version__],
     }
 
 

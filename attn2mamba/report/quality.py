@@ -1,6 +1,7 @@
 """What evaluation.json and figures.json say: rows for tables, and the headline figures of quality and recall."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -90,6 +91,9 @@ def perplexity_ratio(run: RunData, rows: list[Json]) -> Number:
     """Student's over teacher's: the first measure that has both (see TEXTS), else on the text held out in the run."""
     both = [r for r in rows if r["kind"] == "likelihood" and {TEACHER, STUDENT} <= set(r["values"])]
     texts = [r for r in both if r["metric"] == "perplexity" and r["measure"] != "lambada"]
+    broken = [r for r in rows if r["metric"] == "perplexity" and r["measure"] in TEXTS and TEACHER in r["values"]]
+    if any(STUDENT not in r["values"] for r in broken if STUDENT in run.measures[r["measure"]]["figures"]):
+        return missing("x", run.eval_command("quality"), "the student's perplexity is not finite")
     for row in sorted(texts, key=lambda r: TEXTS.index(r["measure"]) if r["measure"] in TEXTS else len(TEXTS)):
         ours, theirs = row["values"][STUDENT], row["values"][TEACHER]
         return Number(
@@ -160,9 +164,14 @@ def kept_recall(run: RunData) -> Number:
     if not judged:
         note = "the teacher itself fails everywhere" if any("teacher_fails" in cell for cell in cells) else ""
         return missing("share", run.eval_command("recall"), note)
-    theirs = sum(c["n"] * (c["teacher"] - c.get("chance", 0.0)) for c in judged)
-    ours = sum(c["n"] * (c["accuracy"] - c.get("chance", 0.0)) for c in judged)
-    error = root_sum_square([(c["n"] * c["accuracy"] * (1 - c["accuracy"])) ** 0.5 for c in judged]) / theirs
+    total = Counter[str]()
+    for cell in judged:
+        total[cell["measure"]] += cell["n"]
+    weights = [c["n"] / total[c["measure"]] for c in judged]  # every measure counts alike
+    theirs = sum(w * (c["teacher"] - c.get("chance", 0.0)) for w, c in zip(weights, judged, strict=True))
+    ours = sum(w * (c["accuracy"] - c.get("chance", 0.0)) for w, c in zip(weights, judged, strict=True))
+    spread = [(c["accuracy"] * (1 - c["accuracy"]) / c["n"]) ** 0.5 for c in judged]
+    error = root_sum_square([w * x for w, x in zip(weights, spread, strict=True)]) / theirs
     answers = sum(c["n"] for c in judged)
     precision = run.precision_of(STUDENT)
     command = "; ".join(dict.fromkeys(run.command_of(c["measure"]) for c in judged))
@@ -175,7 +184,12 @@ def worse_generation(rows: list[Json]) -> list[Json]:
     found = []
     for row in rows:
         difference = row["differences"].get(STUDENT)
-        if row["kind"] != "generation" or not difference or difference["value"] is None:
+        if (
+            row["kind"] != "generation"
+            or row["measure"] == "agreement"
+            or not difference
+            or difference["value"] is None
+        ):
             continue
         lower = any(word in row["metric"] for word in LOWER_IS_BETTER)
         p = difference["p"]

@@ -90,6 +90,10 @@ def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, com
     where += "" if crossing.get("measured") else "tokens measured"
     common = (count, "repeats", precision, command)
     never = "the student's latency does not grow clearly slower than its teacher's, so no length is given"
+    if scaling.get("drifted"):
+        never = "the machine's speed drifted between cells, so no length is given"
+    elif len(set(contexts)) < 4:
+        never = "too few contexts to tell a length"
     decode = missing("tokens", command, never) if crossing else missing("tokens", command)
     if crossing.get("tokens") is not None:
         decode = Number(crossing["tokens"], "tokens", *common, stderr=crossing.get("stderr"), note=where)
@@ -101,7 +105,7 @@ def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, com
     up = missing("x", run.bench_command)
     if ratio.get("ratio") is not None:
         note = MEASURED if ratio.get("measured") else "reckoned from lines fitted to shorter contexts"
-        up = Number(ratio["ratio"], "x", *common, note=note)
+        up = Number(ratio["ratio"], "x", *common, stderr=ratio.get("stderr"), note=note)
     return {
         "batch": scaling["batch"],
         "decode_cross_over": decode,

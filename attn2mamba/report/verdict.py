@@ -125,7 +125,8 @@ def _memory(card: dict[str, Number]) -> str:
     factor = card["memory_factor_at_32k"].value
     if factor is None:
         return ""
-    return f"at 32,768 tokens it needs {_times(max(factor, 1 / factor))} {'less' if factor >= 1 else 'more'} memory"
+    times, way = _times(max(factor, 1 / factor)), "less" if factor >= 1 else "more"
+    return f"at 32,768 tokens its state takes {times} {way} memory than a KV cache (reckoned)"
 
 
 def _speed(card: dict[str, Number]) -> str:

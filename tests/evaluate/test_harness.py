@@ -289,7 +289,7 @@ def test_a_group_is_the_documents_of_its_tasks(root, teacher, monkeypatch):
 def test_the_harness_is_not_installed(monkeypatch):
     monkeypatch.setattr(harness_tasks, "is_installed", lambda: False)
     monkeypatch.setattr(harness_tasks, "manager", REAL_MANAGER.__wrapped__)
-    with pytest.raises(UserError, match=r"pip install attn2mamba\[eval\]"):
+    with pytest.raises(UserError, match=r"pip install lm-eval"):
         expand("arc_easy")
 
 

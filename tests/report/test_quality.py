@@ -49,8 +49,8 @@ def test_accuracy_is_a_mean_of_tasks_with_its_paired_difference(tmp_path):
 def test_recall_is_judged_where_the_teacher_succeeds(tmp_path):
     run, _ = run_with(tmp_path / "run", make_evaluation(recall=0.25, lengths=(1024, 4096)))
     kept = kept_recall(run)
-    needles = 3 * 20 * 0.9, 3 * 20 * 0.9 * 0.25  # over guessing, at 1k alone: at 4k the teacher guesses
-    copied = 3 * 128 * (1 - 1 / 32), 3 * 128 * (0.25 - 1 / 32)
+    needles = 0.9, 0.9 * 0.25  # over guessing, at 1k alone: at 4k the teacher guesses; each measure counts alike
+    copied = 1 - 1 / 32, 0.25 - 1 / 32
     assert kept.value == pytest.approx((needles[1] + copied[1]) / (needles[0] + copied[0]))
     assert kept.n == 60 + 384 and kept.note == "in 6 of 9 cells, where the teacher succeeds" and kept.stderr > 0
 

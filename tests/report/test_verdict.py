@@ -68,12 +68,12 @@ def test_sentences():
     text = verdict("run", card(1.04, 0.31, 100.0, 1.5), difference(-0.004))
     assert text == (
         "run keeps the quality (perplexity 1.04 x the teacher's, accuracy −0.4 ± 0.1 points) but loses the recall "
-        "(31.0 % of the teacher's); at 32,768 tokens it needs 100 x less memory; after 32,768 tokens it decodes 1.5 x "
-        "as fast as its teacher."
+        "(31.0 % of the teacher's); at 32,768 tokens its state takes 100 x less memory than a KV cache (reckoned); after "
+        "32,768 tokens it decodes 1.5 x as fast as its teacher."
     )
     text = verdict("run", card(2.0, 0.1, 0.5, 0.7), difference(-0.2))
     assert "loses the quality" in text and "and loses the recall" in text
-    assert "needs 2.0 x more memory" in text and "0.7 x as fast" in text
+    assert "takes 2.0 x more memory" in text and "0.7 x as fast" in text
     assert "but keeps part of the recall" in verdict("run", card(2.0, 0.6), difference(-0.2))
     assert "may keep the quality (these items cannot tell)" in verdict("run", card(1.0), difference(0.0, 0.1))
     assert "(reckoned)" in verdict("run", card(1.0, speed=2.0, note="reckoned"), None)
