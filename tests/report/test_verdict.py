@@ -68,8 +68,8 @@ def test_sentences():
     text = verdict("run", card(1.04, 0.31, 100.0, 1.5), difference(-0.004))
     assert text == (
         "run keeps the quality (perplexity 1.04 x the teacher's, accuracy −0.4 ± 0.1 points) but loses the recall "
-        "(31.0 % of the teacher's); at 32,768 tokens its state takes 100 x less memory than a KV cache (reckoned); after "
-        "32,768 tokens it decodes 1.5 x as fast as its teacher."
+        "(31.0 % of the teacher's); at 32,768 tokens its state takes 100 x less memory than a KV cache (reckoned); "
+        "after 32,768 tokens it decodes 1.5 x as fast as its teacher."
     )
     text = verdict("run", card(2.0, 0.1, 0.5, 0.7), difference(-0.2))
     assert "loses the quality" in text and "and loses the recall" in text
