@@ -6,7 +6,7 @@ python benchmarks/results.py runs/demo docs/results.md
 import json
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +114,17 @@ def block(commands: Iterable[str]) -> list[str]:
     return ["```", *(re.sub(r"--data-root \S+", "--data-root DATA", line) for line in commands), "```", ""]
 
 
-def main(run: Path, page: Path) -> None:
+def main(run: Path, page: Path, more: Sequence[Path] = ()) -> None:
+    """`more`: further files of `bench --output`, such as one for several precisions."""
     parts: list[str] = []
-    for name, table in (("evaluation.json", quality), ("bench.json", speed)):
-        if (run / name).exists():
-            parts += ["", *table(json.loads((run / name).read_text()))]
+    sources = [(run / "evaluation.json", quality), *((path, speed) for path in (run / "bench.json", *more))]
+    for path, table in sources:
+        if path.exists():
+            parts += ["", *table(json.loads(path.read_text()))]
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text(before + "\n".join([BEGIN, *parts, "", END]) + after)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
