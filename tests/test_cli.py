@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import attn2mamba_cli
 from attn2mamba import plan
 from attn2mamba.data import load_texts
+from attn2mamba.evaluate import command
 from attn2mamba.evaluate.perplexity import text_perplexity
 from attn2mamba.teachers import load_teacher
 
@@ -70,7 +71,14 @@ def files(path: Path) -> list[str]:
     return sorted(str(file.relative_to(path)) for file in path.rglob("*"))
 
 
-def test_from_a_teacher_to_an_answer(cli, here, recipe, teacher_directory, corpus):
+def test_a_teacher_that_only_guesses_is_not_compared_with(cli, here, teacher_directory, corpus):
+    words = [teacher_directory, "--teacher", teacher_directory, "--data", corpus, "--context", 32, "--max-tokens", 64]
+    code, out, err = cli("eval", *words)
+    assert (code, out) == (2, "") and "cannot be right" in err and "no model was compared with it" in err
+
+
+def test_from_a_teacher_to_an_answer(cli, here, recipe, teacher_directory, corpus, monkeypatch):
+    monkeypatch.setattr(command, "hardly_better", lambda *_: None)  # the teacher is random
     distill = ["distill", "--recipe", recipe, "--teacher", teacher_directory, "--data", corpus, "--output", "run"]
     code, out, err = cli(*distill)
     assert code == 0

@@ -19,7 +19,7 @@ from ..run import disk_errors, write_text
 from ..sources import load_texts
 from ..teachers import DTYPES, check_length, load_teacher
 from ..vocabulary import tokenizer_of
-from .gate import gate_measures
+from .gate import gate_measures, hardly_better
 from .measure import TEACHER, Json, Subject
 from .options import SuiteOptions
 from .perplexity import text_perplexity
@@ -91,10 +91,9 @@ def score_text(
         check_length(subject.model, context)
         texts = (text for source in data for text in load_texts(source))
         result = text_perplexity(subject.model, subject.tokenizer, texts, context, max_tokens)
-        if name == models[0] and len(models) > 1 and not result.per_token < len(subject.tokenizer) / 4:
-            raise UserError(
-                f"{name} itself has a perplexity of {result.per_token:.0f} here: nothing is compared with it"
-            )
+        reason = hardly_better(result.per_token, subject.model.config.vocab_size)
+        if reason and name == models[0] and len(models) > 1:
+            raise UserError(f"{name} cannot be right ({reason}); no model was compared with it")
         found["models"][name] = result.to_dict()
     return found
 

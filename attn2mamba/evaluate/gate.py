@@ -53,13 +53,14 @@ def complaint(measure: Measure, subject: Subject, units: dict[str, Json]) -> str
         if math.isnan(figure.value):
             found = f"its {name} is no number"
         elif name == "perplexity" and isinstance(measure, Corpus):
-            found = found or _hardly_better(figure.value, subject.model.config.vocab_size)
+            found = found or hardly_better(figure.value, subject.model.config.vocab_size)
         if found:
             return found
     return _below_chance(measure.cells(units))
 
 
-def _hardly_better(perplexity: float, vocabulary: int) -> str | None:
+def hardly_better(perplexity: float, vocabulary: int) -> str | None:
+    """Why a model of so many tokens cannot have this perplexity on text of its kind, or None."""
     if perplexity < vocabulary / LEAST_GAIN:
         return None
     return (
