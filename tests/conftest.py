@@ -3,6 +3,8 @@
 import copy
 import os
 import random
+import signal
+import sys
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -20,6 +22,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+import attn2mamba_cli
 from attn2mamba.student.mixers import Mixer
 
 torch.set_num_threads(1)  # tensors this small only wait for one another; pytest-xdist uses the cores
@@ -28,6 +31,24 @@ torch.set_num_threads(1)  # tensors this small only wait for one another; pytest
 @pytest.fixture(scope="session", autouse=True)
 def _token_store(tmp_path_factory):
     os.environ["ATTN2MAMBA_CACHE"] = str(tmp_path_factory.mktemp("tokens"))
+
+
+@pytest.fixture
+def cli(monkeypatch, capfd):
+    """Run the command line in this process; (exit code, stdout, stderr)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["attn2mamba", *map(str, words)])
+        handler = signal.getsignal(signal.SIGTERM)
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as exit:
+                attn2mamba_cli.main()
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+        return exit.value.code, *capfd.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -3,14 +3,11 @@
 import json
 import math
 import random
-import signal
-import sys
 
 import pytest
 import torch
 from rich.console import Console
 
-import attn2mamba_cli
 from attn2mamba.bench import bench
 from attn2mamba.benchmarking import cells, memory, side, speed, summary
 from attn2mamba.benchmarking.cells import NEAR_ZERO, Options
@@ -348,21 +345,6 @@ def test_no_speed_up_is_reckoned_from_noise():
     assert summary.scaling(1, rows, models, bandwidth=1e11)["speed_up_at_32k"] is None
 
 
-@pytest.fixture
-def cli(monkeypatch, capfd):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["attn2mamba", "bench", *map(str, words)])
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
-            with pytest.raises(SystemExit) as exit:
-                attn2mamba_cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        return exit.value.code, *capfd.readouterr()
-
-    return run
-
-
 MISTAKES = [
     (["--dtype", "int3"], "precision 'int3' is unknown"),
     (["--batch", "0"], "--batch 0: '0' is not a count above 0"),
@@ -374,26 +356,26 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES, ids=[m[0][1] for m in MISTAKES])
 def test_mistakes_are_one_line(cli, teacher_directory, words, message, tmp_path):
-    code, out, err = cli(teacher_directory, *words, "--output", tmp_path / "b.json")
+    code, out, err = cli("bench", teacher_directory, *words, "--output", tmp_path / "b.json")
     assert (code, out, err.count("\n")) == (2, "", 1) and message in err
     assert not (tmp_path / "b.json").exists()
 
 
 def test_models_that_do_not_go_together(cli, teacher_directory, student_directory):
-    assert "leave --teacher out" in cli(teacher_directory, "--teacher", teacher_directory)[2]
-    assert "is a converted model" in cli(student_directory, "--teacher", student_directory)[2]
+    assert "leave --teacher out" in cli("bench", teacher_directory, "--teacher", teacher_directory)[2]
+    assert "is a converted model" in cli("bench", student_directory, "--teacher", student_directory)[2]
 
 
 def test_a_context_beyond_learned_positions(cli, tiny_teacher, tiny_tokenizer, tmp_path):
     tiny_teacher("gpt2").save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    code, _, err = cli(tmp_path, "--context", "2k", "--new-tokens", "1")
+    code, _, err = cli("bench", tmp_path, "--context", "2k", "--new-tokens", "1")
     assert code == 2 and "positions for 2048 tokens, not 2049" in err
 
 
 def test_models_that_do_not_fit(cli, teacher_directory, monkeypatch):
     monkeypatch.setattr(side, "free_bytes", lambda device: 1000)
-    code, _, err = cli(teacher_directory)
+    code, _, err = cli("bench", teacher_directory)
     assert code == 2 and "1000 B of cpu memory are free; choose a smaller --dtype" in err
 
 
@@ -404,7 +386,7 @@ def test_in_processes_of_their_own(cli, teacher_directory, student_directory, tm
     (run / "final").symlink_to(student_directory)
     (run / "recipe.yaml").write_text(f"# attn2mamba distill --recipe recipe.yaml --teacher {teacher_directory}\n")
     words = [run, "--context", "32", "--new-tokens", "2", "--repeats", "1", "--quality-tokens", "0", "--device", "cpu"]
-    code, _, err = cli(*words)
+    code, _, err = cli("bench", *words)
     assert code == 0 and "Traceback" not in err
     report = json.loads((run / "bench.json").read_text())
     assert [set(c) for c in report["precisions"]["fp32"]["cells"]] == [{"batch", "context", "teacher", "student"}] * 2

@@ -34,24 +34,6 @@ stages:
 """
 
 
-@pytest.fixture
-def cli(monkeypatch, capfd):
-    """Run the command line in this process; (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attn2mamba", *map(str, words)])
-        handler = signal.getsignal(signal.SIGTERM)
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as exit:
-                attn2mamba_cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        return exit.value.code, *capfd.readouterr()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("recipes") / "tiny.yaml"

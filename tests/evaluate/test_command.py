@@ -2,14 +2,11 @@
 
 import json
 import shutil
-import signal
-import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import attn2mamba_cli
 from attn2mamba import convert
 from attn2mamba.data import load_texts
 from attn2mamba.errors import UserError
@@ -17,24 +14,10 @@ from attn2mamba.evaluate.command import Loading, load_subject, merged, model_pat
 from attn2mamba.evaluate.corpora import Corpus
 
 
-@pytest.fixture
-def cli(monkeypatch, capfd, tmp_path):
-    """Run the command line in this process and in an empty directory; (exit code, stdout, stderr)."""
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attn2mamba", *map(str, words)])
-        handler = signal.getsignal(signal.SIGTERM)
-        capfd.readouterr()
-        try:
-            with pytest.raises(SystemExit) as exit:
-                attn2mamba_cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        return exit.value.code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,11 @@
 
 import json
 import re
-import signal
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-import attn2mamba_cli
 from attn2mamba.errors import UserError
 from attn2mamba.report import write_report
 
@@ -168,20 +165,9 @@ def test_mistakes(tmp_path):
         write_report([run])
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def call(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["attn2mamba", "report", *map(str, words)])
-        try:
-            with pytest.raises(SystemExit) as exit:
-                attn2mamba_cli.main()
-        finally:
-            signal.signal(signal.SIGTERM, handler)
-        return exit.value.code, *capsys.readouterr()
-
-    code, out, _ = call(make_run(tmp_path / "run", finished=False), "--output", tmp_path / "out")
+def test_the_command(cli, tmp_path):
+    code, out, _ = cli("report", make_run(tmp_path / "run", finished=False), "--output", tmp_path / "out")
     assert code == 0 and out == f"{tmp_path}/out/report.html\n"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"report.html", "report.json"}
-    code, out, err = call(tmp_path / "out")
+    code, out, err = cli("report", tmp_path / "out")
     assert (code, out) == (2, "") and err.startswith("attn2mamba: ") and err.count("\n") == 1
