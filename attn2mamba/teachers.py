@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from attn2mamba.adapters import check_adapter, find_adapter, merge
+from attn2mamba.anatomy import position_table
 from attn2mamba.errors import UserError
 from attn2mamba.gguf_files import BUILT_IN, forget_storage, quiet_and_quick
 from attn2mamba.locate import Place, locate
@@ -101,10 +102,8 @@ def load_teacher(
 
 def check_length(model: PreTrainedModel, length: int) -> None:
     """Raise UserError when `length` tokens are more than the model has learned positions for (RoPE has no limit)."""
-    limit = getattr(model.config, "max_position_embeddings", None)
-    tokens = model.get_input_embeddings()
-    tables = [m.num_embeddings for m in model.modules() if isinstance(m, torch.nn.Embedding) and m is not tokens]
-    if limit and length > limit and any(limit <= size <= limit + 8 for size in tables):  # OPT's table has two more
+    limit = position_table(model)
+    if limit is not None and length > limit:
         raise UserError(f"this model has positions for {limit} tokens, not {length}; use a shorter length")
 
 
