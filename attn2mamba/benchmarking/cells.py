@@ -58,11 +58,11 @@ class CellRunner:
         found = dict(known)
         warm: dict[str, Json] = {}
         for role in self.unfinished(known):
-            reason = self._too_large(role, batch, context, earlier)
-            if reason:
-                found[role] = reason
-                continue
             try:
+                reason = self._too_large(role, batch, context, earlier)
+                if reason:
+                    found[role] = reason
+                    continue
                 warm[role] = self._timed(role, "warm_up", batch, context)
             except Unfinished as error:
                 found[role] = self._skipped(error)

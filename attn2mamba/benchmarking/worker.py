@@ -70,11 +70,13 @@ class Worker:
         if self.loading:
             self._answer(None)
             self.loading = False
-        self.channel.send((method, *values))
-        return self._answer(seconds)
+        return self._answer(seconds, (method, *values))
 
-    def _answer(self, seconds: float | None) -> Any:
+    def _answer(self, seconds: float | None, message: tuple | None = None) -> Any:
+        """The answer to `message`, or to what was sent before."""
         try:
+            if message is not None:
+                self.channel.send(message)
             if not self.channel.poll(seconds):
                 self.close()
                 raise Unfinished(f"it took longer than {seconds:,.0f} s (--max-seconds)")
