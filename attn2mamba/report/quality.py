@@ -133,8 +133,10 @@ def task_accuracy(run: RunData, rows: list[Json]) -> tuple[Number, Json | None]:
 
 
 def _tasks(rows: list[Json]) -> Iterator[Json]:
-    """For each task the row of the metric that stands for it, where teacher and student both have it."""
-    seen: set[str] = set()
+    """For each task the row of the metric that stands for it, where teacher and student both have it. The harness's
+    lambada_openai has the passages of lambada: the two count once."""
+    both = any(row["measure"] == "lambada_openai" for row in rows)
+    seen: set[str] = {"lambada"} if both else set()
     for metric in ACCURACIES:
         for row in rows:
             whole = {TEACHER, STUDENT} <= set(row["values"]) and STUDENT in row["differences"]

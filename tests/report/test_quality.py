@@ -2,6 +2,7 @@
 
 import pytest
 
+from attn2mamba.report import quality
 from attn2mamba.report.data import gather_run
 from attn2mamba.report.document import run_document
 from attn2mamba.report.quality import (
@@ -100,3 +101,16 @@ def test_speed_headlines(tmp_path):
     card = run_document(gather_run(make_run(tmp_path / "never", None, bench), "never"))["scorecard"]
     assert not card["speed_cross_over"].measured and "no length is given" in card["speed_cross_over"].note
     assert not card["speed_up_at_32k"].measured
+
+
+@pytest.mark.parametrize(
+    ("names", "counted"), [(["lambada"], ["lambada"]), (["lambada", "lambada_openai"], ["lambada_openai"])]
+)
+def test_the_same_passages_count_once(names, counted):
+    metrics = {"lambada": "accuracy", "lambada_openai": "acc,none"}
+    both = {"teacher": 0.4, "student": 0.3}
+    rows = [
+        {"measure": n, "metric": metrics[n], "kind": "likelihood", "values": both, "differences": {"student": {}}}
+        for n in names
+    ]
+    assert [row["measure"] for row in quality._tasks(rows)] == counted
