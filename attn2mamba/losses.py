@@ -39,14 +39,12 @@ def attention_loss(prediction: Tensor, target: Tensor) -> Tensor:
     return (target * ratio).sum(dim=-1).mean(dim=1)
 
 
-def next_token_labels(input_ids: Tensor, document_ids: Tensor | None, valid: Tensor | None = None) -> Tensor:
-    """Labels (B, T): position t is to predict token t + 1; IGNORE at the end, at padding, and, when document_ids is
-    given (documents do not see each other), at a document's last token."""
+def next_token_labels(input_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+    """Labels (B, T): position t is to predict token t + 1; IGNORE at the end and, when document_ids is given (documents
+    do not see each other), at a document's last token."""
     labels = F.pad(input_ids[:, 1:], (0, 1), value=IGNORE)
     if document_ids is not None:
         labels = labels.masked_fill(F.pad(document_ids[:, 1:] != document_ids[:, :-1], (0, 1)), IGNORE)
-    if valid is not None:
-        labels = labels.masked_fill(~(valid & F.pad(valid[:, 1:], (0, 1))), IGNORE)
     return labels
 
 

@@ -12,13 +12,26 @@ PLAIN_EVERY = 15.0
 """Seconds between plain lines."""
 
 
-class Progress:
+class Live:
     """Writes to standard error, so that results can be piped."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self.console = Console(file=file or sys.stderr, highlight=False, soft_wrap=True)
         self.bar: Bar | None = None
         self.task: TaskID | None = None
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, markup=False)
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+class Progress(Live):
+    """Through the tokens of a training stage."""
 
     def start(self, name: str, total_tokens: int, done: int = 0) -> None:
         """Begin a stage of `total_tokens`, of which a resumed run has `done` some."""
@@ -47,22 +60,9 @@ class Progress:
             left = f", {(self.total - tokens) / rate:,.0f} s left" if rate else ""
             self.console.print(f"{self.name}: {text}{left}", markup=False)
 
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, markup=False)
 
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None
-
-
-class Steps:
-    """Progress through pieces of like size: a bar with the time left in a terminal, plain lines elsewhere."""
-
-    def __init__(self, file: TextIO | None = None) -> None:
-        self.console = Console(file=file or sys.stderr, highlight=False, soft_wrap=True)
-        self.bar: Bar | None = None
+class Steps(Live):
+    """Through pieces of like size."""
 
     def start(self, name: str, total: int, done: int = 0) -> None:
         """Begin `total` pieces of which `done` are known from an earlier run."""
@@ -77,18 +77,9 @@ class Steps:
         """One piece more is done."""
         self.done += 1
         now = time.monotonic()
-        if self.bar is not None:
+        if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done)
         elif now - self.shown >= PLAIN_EVERY:
             self.shown = now
             left = (now - self.began) / (self.done - self.first) * (self.total - self.done)
             self.console.print(f"{self.name}: {self.done}/{self.total}, {left:,.0f} s left", markup=False)
-
-    def note(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text, markup=False)
-
-    def stop(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-            self.bar = None

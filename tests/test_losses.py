@@ -174,18 +174,14 @@ def test_hidden_alignment_by_a_layer_map():
 
 
 @pytest.mark.parametrize(
-    ("documents", "valid", "expected"),
+    ("documents", "expected"),
     [
-        (None, None, [2, 3, 4, 5, IGNORE]),
-        ([0, 0, 1, 1, 1], None, [2, IGNORE, 4, 5, IGNORE]),
-        ([0, 1, 2, 3, 4], None, [IGNORE] * 5),
-        (None, [0, 0, 1, 1, 1], [IGNORE, IGNORE, 4, 5, IGNORE]),
-        (None, [1, 1, 1, 0, 0], [2, 3, IGNORE, IGNORE, IGNORE]),
-        ([0, 0, 0, 1, 1], [1, 1, 1, 1, 0], [2, 3, IGNORE, IGNORE, IGNORE]),
+        (None, [2, 3, 4, 5, IGNORE]),
+        ([0, 0, 1, 1, 1], [2, IGNORE, 4, 5, IGNORE]),
+        ([0, 1, 2, 3, 4], [IGNORE] * 5),
     ],
 )
-def test_next_token_labels(documents, valid, expected):
+def test_next_token_labels(documents, expected):
     ids = torch.arange(1, 6)[None]
-    documents, valid = (x if x is None else torch.tensor([x]) for x in (documents, valid))
-    labels = losses.next_token_labels(ids, documents, valid if valid is None else valid.bool())
-    assert labels.tolist() == [expected]
+    documents = documents if documents is None else torch.tensor([documents])
+    assert losses.next_token_labels(ids, documents).tolist() == [expected]
