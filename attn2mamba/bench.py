@@ -13,7 +13,7 @@ from .benchmarking.memory import PEAK_IS
 from .benchmarking.side import Side, check_fit, choose_device, machine, open_sides
 from .benchmarking.summary import make_cells, memory_summary, scaling
 from .benchmarking.worker import Unfinished, Worker
-from .data import load_texts
+from .data import load_texts, parse_source
 from .errors import UserError
 from .evaluate.results import Results
 from .precision import NOTES, check_precision
@@ -21,10 +21,11 @@ from .progress import Steps
 
 Json = dict[str, Any]
 
-VERSION = 1
+VERSION = 2
 """Goes up when results that are kept on disk would come out differently."""
 
 QUALITY_CONTEXT = 1024
+PERPLEXITY = "perplexity"
 
 
 def bench(
@@ -88,8 +89,9 @@ def _bench_precision(
     key = {
         "measure": "bench",
         "version": VERSION,
+        "attn2mamba": __version__,
         "machine": place,
-        "models": {role: described["fingerprint"] for role, described in models.items()},
+        "models": {role: _identity(described) for role, described in models.items()},
         "precision": precision,
         "options": {"new_tokens": options.new_tokens, "repeats": options.repeats, "state": options.state},
     }
@@ -110,7 +112,10 @@ def _bench_precision(
     found["cells"] = make_cells(measured, sides, precision, options.new_tokens, options.state)
     found["scaling"] = [scaling(batch, found["cells"], models, bandwidth) for batch in options.batches]
     found["memory"] = memory_summary(sides, found["cells"], precision, options.state)
-    found["quality"] = _quality(workers, precision, options, steps) if options.quality_tokens else None
+    found["quality"] = None
+    if options.quality_tokens:
+        keys = {role: _quality_key(models[role], sides[role], precision, place, options) for role in models}
+        found["quality"] = _quality(workers, keys, precision, options, results, steps)
     return found
 
 
@@ -118,14 +123,40 @@ def _name(batch: int, context: int) -> str:
     return f"batch {batch}, context {context}"
 
 
-def _quality(workers: dict[str, Any], precision: str, options: Options, steps: Steps) -> Json:
-    steps.start(f"{precision}: perplexity", len(workers))
-    scores = {}
-    for role, worker in workers.items():
+def _identity(described: Json) -> Json:
+    """What of a model decides its speed and its answers."""
+    return {name: described[name] for name in ("fingerprint", "attention")}
+
+
+def _quality_key(described: Json, side: Side, precision: str, place: Json, options: Options) -> Json:
+    """What one model's perplexity depends on: neither the other model nor the machine's speed."""
+    return {
+        "measure": "bench quality",
+        "version": VERSION,
+        "software": [__version__, *(place[name] for name in ("torch", "transformers", "torchao"))],
+        "device": place["device"],
+        "model": _identity(described),
+        "precision": precision,
+        "state": _state(side, options),
+        "data": parse_source(options.data).identity,
+        "context": QUALITY_CONTEXT,
+        "tokens": options.quality_tokens,
+    }
+
+
+def _quality(
+    workers: dict[str, Any], keys: dict[str, Json], precision: str, options: Options, results: Results, steps: Steps
+) -> Json:
+    """Perplexity of each model; what could not be measured is not kept."""
+    known = {role: results.units(key).get(PERPLEXITY) for role, key in keys.items()}
+    scores = {role: score for role, score in known.items() if score is not None}
+    steps.start(f"{precision}: perplexity", len(workers), len(scores))
+    for role in (role for role in workers if role not in scores):
         try:
-            scores[role] = worker.call("quality", options.data, QUALITY_CONTEXT, options.quality_tokens)
+            scores[role] = workers[role].call("quality", options.data, QUALITY_CONTEXT, options.quality_tokens)
+            results.save(keys[role], PERPLEXITY, scores[role])
         except Unfinished as error:
             scores[role] = {"skipped": str(error)}
         steps.advance()
     steps.stop()
-    return {"data": options.data, "context": QUALITY_CONTEXT, "models": scores}
+    return {"data": options.data, "context": QUALITY_CONTEXT, "models": {role: scores[role] for role in workers}}

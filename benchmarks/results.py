@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn2mamba.benchmarking.text import disturbances
 from attn2mamba.sizes import human_bytes
 
 BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end -->"
@@ -53,12 +54,12 @@ def speed(bench: Json) -> list[str]:
                 " / ".join(spread(x["decode_tokens_per_second"], 1.0) for x in pair),
                 " / ".join(human_bytes(x["cache"]["bytes"]) for x in pair),
             ]
+            repeats = " / ".join(dict.fromkeys(str(x["repeats"]) for x in pair))
             lines.append(
-                f"| {precision}, n = {pair[0]['repeats']} | {cell['batch']} | {cell['context']:,} | "
-                + " | ".join(columns)
-                + " |"
+                f"| {precision}, n = {repeats} | {cell['batch']} | {cell['context']:,} | " + " | ".join(columns) + " |"
             )
         sentences += said_of(precision, found)
+        sentences += [f"* {precision}: {line}" for line in disturbances(found, bench["options"]["repeats"])]
     return [*block([bench["command"]]), *lines, "", *sentences]
 
 

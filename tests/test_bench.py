@@ -3,13 +3,15 @@
 import json
 import math
 import random
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
 from attn2mamba.bench import bench
-from attn2mamba.benchmarking import cells, memory, side, speed, summary
+from attn2mamba.benchmarking import cells, load, memory, side, speed, summary
 from attn2mamba.benchmarking.cells import NEAR_ZERO, Options
 from attn2mamba.benchmarking.memory import cache_bytes, tensor_bytes, weights_bytes, weights_read_bytes
 from attn2mamba.benchmarking.speed import Session
@@ -32,6 +34,7 @@ from attn2mamba.sizes import cross_over, kv_bytes, state_bytes
 from attn2mamba.teachers import load_teacher
 
 MIXER = {"name": "hedgemamba", "window": 6}
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results.py"
 
 
 class Local:
@@ -177,7 +180,7 @@ class Clock:
         if method == "free_bytes":
             return 2**60
         self.count += method == "repeat"
-        return {"first": self.seconds, "steps": [0.0], "cache_bytes": 1, "peak_bytes": 1}
+        return {"first": self.seconds, "steps": [0.0], "others": 0.0, "cache_bytes": 1, "peak_bytes": 1}
 
 
 @pytest.mark.parametrize(
@@ -191,6 +194,113 @@ def test_repeats_stop_together_when_time_is_up(slow, limit, counts, teacher_dire
     assert tuple(worker.count for worker in workers.values()) == counts
     assert [len(result[role].get("runs", [])) for role in workers] == list(counts)
     assert ("skipped" in result["teacher"]) == (counts[0] == 0)
+
+
+def slow_runner(sides, workers, limit):
+    return cells.CellRunner(sides, workers, "fp32", Options((8,), repeats=5, max_seconds=limit))
+
+
+def test_a_cell_cut_short_is_measured_again_with_more_time_only(teacher_directory, student_directory):
+    workers = {"teacher": Clock(10), "student": Clock(0.5)}
+    sides = side.open_sides(student_directory, teacher_directory, False)
+    short = slow_runner(sides, workers, 45).run(1, 8, {}, [])
+    assert [(len(r["runs"]), r["max_seconds"]) for r in short.values()] == [(3, 45)] * 2
+    assert not slow_runner(sides, workers, 45).unfinished(short)
+    assert not slow_runner(sides, workers, 30).unfinished(short)
+    more = slow_runner(sides, workers, 100)
+    assert more.unfinished(short) == ["teacher", "student"]
+    whole = more.run(1, 8, short, [])
+    assert [len(r["runs"]) for r in whole.values()] == [5, 5] and not any("max_seconds" in r for r in whole.values())
+    assert not slow_runner(sides, workers, 1000).unfinished(whole)
+
+
+def test_repeats_are_not_lost_to_a_busier_machine(teacher_directory, student_directory):
+    sides = side.open_sides(student_directory, teacher_directory, False)
+    short = slow_runner(sides, {"teacher": Clock(10), "student": Clock(0.5)}, 45).run(1, 8, {}, [])
+    for seconds in (40, 70):  # one repeat fits, or none
+        busy = slow_runner(sides, {"teacher": Clock(seconds), "student": Clock(0.5)}, 100)
+        kept = busy.run(1, 8, short, [])["teacher"]
+        assert kept == {**short["teacher"], "max_seconds": 100}
+
+
+def test_repeats_that_were_run_are_what_is_said(run_bench, capsys):
+    report = run_bench(contexts=(24,))
+    near, row = report["precisions"]["fp32"]["cells"]
+    for figures in (near["teacher"], near["student"], row["teacher"], row["student"]):
+        figures["others_busy"] = None
+    row["teacher"]["repeats"], row["student"]["others_busy"] = 1, 0.4
+    print_bench(report, Console(width=150))
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if "teacher" in line or "student" in line]
+    counts = [line.rstrip(" │").rpartition("│")[2].strip() for line in lines if line.startswith("│")]
+    assert counts == ["2", "2", "1", "2"] and "2 repeats" not in out
+    assert "Where n is below 2" in out and "Other work took up to 40% of the CPUs in 1 of 4 rows" in out
+    table = "\n".join(runpy.run_path(str(RESULTS))["speed"](report))
+    assert "| fp32, n = 2 | 1 | 16 |" in table and "| fp32, n = 1 / 2 | 1 | 24 |" in table
+    assert "* fp32: Other work took up to 40%" in table
+
+
+def test_what_changes_speed_is_in_the_key(run_bench, monkeypatch):
+    run_bench(contexts=(24,))
+    count = len(repeats())
+    for change in (
+        lambda m: m.setattr(side.transformers, "__version__", "0"),
+        lambda m: m.setattr(side, "_version", lambda package: "0"),
+        lambda m: m.setattr(torch, "get_num_threads", lambda: 99),
+        lambda m: m.setattr("attn2mamba.bench.__version__", "0"),
+        lambda m: m.setattr(Session, "describe", _eager(Session.describe)),
+    ):
+        with monkeypatch.context() as patch:
+            change(patch)
+            Local.calls = []
+            run_bench(contexts=(24,))
+            assert len(repeats()) == count
+    Local.calls = []
+    run_bench(contexts=(24,))
+    assert not repeats()
+
+
+def _eager(describe):
+    return lambda self: {**describe(self), "attention": "another"}
+
+
+def test_perplexities_are_kept_by_model_and_data(run_bench, corpus, teacher_directory, tmp_path):
+    def scored(model=None, **changes):
+        Local.calls = []
+        given = {"contexts": (NEAR_ZERO,), "quality_tokens": 100, "data": str(text), **changes}
+        report = run_bench(**given) if model is None else run_bench(model, None, **given)
+        figures = report["precisions"]["fp32"]["quality"]["models"]
+        return [name for name, method, _ in Local.calls if method == "quality"], figures
+
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat " * 40)
+    names, first = scored()
+    assert len(names) == 2 and scored() == ([], first)
+    assert scored(teacher_directory) == ([], {"teacher": first["teacher"]})
+    names, _ = scored(state="bf16")  # a teacher has no state
+    assert len(names) == 1 and teacher_directory not in names
+    assert len(scored(quality_tokens=90)[0]) == 2
+    text.write_text("the dog sat on the log " * 40)
+    names, other = scored()
+    assert len(names) == 2 and other["teacher"]["perplexity"] != first["teacher"]["perplexity"]
+
+
+def test_a_memory_cross_over_that_is_not_computed_is_not_never(run_bench, capsys):
+    print_bench(run_bench(state="bf16"), Console(width=150))
+    assert "needs less memory from never" not in capsys.readouterr().out
+
+
+def test_other_work_on_the_machine_is_seen(monkeypatch):
+    clock = {"all": 100.0, "wall": 10.0, "own": 5.0}
+    monkeypatch.setattr(load, "_busy_seconds", lambda: clock["all"])
+    monkeypatch.setattr(load.time, "perf_counter", lambda: clock["wall"])
+    monkeypatch.setattr(load.time, "process_time", lambda: clock["own"])
+    monkeypatch.setattr(load.os, "cpu_count", lambda: 2)
+    seen = load.Load()
+    clock |= {"all": 117.0, "wall": 20.0, "own": 14.0}  # 17 s of work in 10 s on 2 CPUs, 9 of them its own
+    assert seen.others() == 0.4
+    clock["wall"] = 10.1
+    assert seen.others() is None
 
 
 def test_one_model_alone(run_bench, teacher_directory, student_directory, capsys):
@@ -307,6 +417,7 @@ def cell(context: int, teacher: float, student: float) -> dict:
         values = {
             "token_latency": spread([seconds] * 3),
             "latency_by_repeat": [seconds * 0.999, seconds, seconds * 1.001],
+            "interleaved": True,
         }
         return values | {"cache": {"tokens": context}, "time_to_first_token": spread([seconds * context])}
 
@@ -328,7 +439,25 @@ def test_the_gain_is_split():
     assert found["speed_up_at_32k"]["ratio"] == pytest.approx((10 + 32.768) / 14, rel=0.02)
     assert not found["speed_up_at_32k"]["measured"] and not found["drifted"]
     found = summary.scaling(1, [*rows, cell(summary.LONG, 0.05, 0.01)], models, bandwidth=1e11)
-    assert found["speed_up_at_32k"] == {"ratio": 5, "stderr": None, "measured": True}
+    assert found["speed_up_at_32k"] == pytest.approx({"ratio": 5, "stderr": 0, "measured": True})
+
+
+def test_the_spread_of_a_measured_speed_up_is_that_of_rounds():
+    row = cell(summary.LONG, 0.05, 0.01)
+    row["teacher"]["latency_by_repeat"] = [0.04, 0.12, 0.06]
+    row["student"]["latency_by_repeat"] = [0.01, 0.02, 0.01]  # ratios 4, 6, 6: the second round was slow for both
+    models = {role: {"weights_read_bytes": 5e8} for role in ("teacher", "student")}
+
+    def error():
+        return summary.scaling(1, [row], models, bandwidth=1e11)["speed_up_at_32k"]["stderr"]
+
+    assert error() == pytest.approx(2 / 3)
+    row["student"]["interleaved"] = False  # run at another time: rounds are no pairs
+    assert error() is None
+    row["student"]["interleaved"] = True
+    for role in ("teacher", "student"):
+        row[role]["latency_by_repeat"] = row[role]["latency_by_repeat"][:1]
+    assert error() is None
 
 
 def test_a_machine_that_drifted_says_nothing_of_lines(capsys):

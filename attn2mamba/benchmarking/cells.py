@@ -38,8 +38,8 @@ class Options:
 
 @dataclass
 class CellRunner:
-    """A result holds, by role, {"runs", "interleaved", "peak_bytes", "cache_bytes"} or {"skipped": why}, the latter
-    with max_seconds where it was time that was short."""
+    """A result holds, by role, {"runs", "interleaved", "peak_bytes", "cache_bytes"} or {"skipped": why}, and the
+    max_seconds that were given where they were too few for all repeats."""
 
     sides: dict[str, Side]
     workers: dict[str, Any]
@@ -51,11 +51,12 @@ class CellRunner:
         return [role for role in self.sides if not self._is_final(result.get(role, {}))]
 
     def _is_final(self, result: Json) -> bool:
-        return "runs" in result or result.get("max_seconds", 0) >= self.options.max_seconds
+        complete = len(result.get("runs", [])) >= self.options.repeats
+        return complete or result.get("max_seconds", 0) >= self.options.max_seconds
 
     def run(self, batch: int, context: int, known: Json, earlier: list[Json]) -> Json:
         """The result of a cell of which `known` is known; `earlier` are those of shorter contexts, in order."""
-        found = dict(known)
+        found: dict[str, Json] = {}
         warm: dict[str, Json] = {}
         for role in self.unfinished(known):
             try:
@@ -66,7 +67,8 @@ class CellRunner:
                 warm[role] = self._timed(role, "warm_up", batch, context)
             except Unfinished as error:
                 found[role] = self._skipped(error)
-        return found | self._alternate(warm, batch, context)
+        found |= self._alternate(warm, batch, context)
+        return known | {role: _fuller(known.get(role, {}), result) for role, result in found.items()}
 
     def _alternate(self, warm: dict[str, Json], batch: int, context: int) -> Json:
         """Rounds of one repeat of each, until all are done or the next round would exceed the time of one of them."""
@@ -90,9 +92,11 @@ class CellRunner:
                     found[role] = self._skipped(error)
                     del runs[role]
         for role, made in runs.items():
-            kept = [{"first": run["first"], "steps": run["steps"]} for run in made]
+            kept = [{name: run[name] for name in ("first", "steps", "others")} for run in made]
             found[role] = {"runs": kept, "interleaved": len(runs) > 1}
             found[role] |= {name: warm[role][name] for name in ("peak_bytes", "cache_bytes")}
+            if len(made) < self.options.repeats:
+                found[role]["max_seconds"] = self.options.max_seconds
         return found
 
     def _timed(self, role: str, method: str, batch: int, context: int) -> Json:
@@ -115,3 +119,10 @@ class CellRunner:
     def _skipped(self, error: Unfinished) -> Json:
         timed = "--max-seconds" in str(error)
         return {"skipped": str(error), **({"max_seconds": self.options.max_seconds} if timed else {})}
+
+
+def _fuller(known: Json, found: Json) -> Json:
+    """What was found, unless more repeats were known: a busier machine may fit fewer into more time."""
+    if len(found.get("runs", [])) >= len(known.get("runs", [])):
+        return found
+    return known | {name: found[name] for name in ("max_seconds",) if name in found}

@@ -3,6 +3,7 @@
 import platform
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,15 @@ def machine(device: str) -> dict[str, Any]:
         "system": platform.system(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "torchao": _version("torchao"),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

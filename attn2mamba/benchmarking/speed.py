@@ -12,6 +12,7 @@ from ..evaluate.perplexity import text_perplexity
 from ..evaluate.results import model_fingerprint
 from ..precision import Stepwise, load_model, quantised_share
 from ..vocabulary import tokenizer_of
+from .load import Load
 from .memory import Peak, cache_bytes, free_bytes, weights_bytes, weights_read_bytes
 
 Json = dict[str, Any]
@@ -53,12 +54,14 @@ class Session:
     @torch.inference_mode()
     def repeat(self, context: int, batch: int, new_tokens: int, vocab_size: int) -> Json:
         """Read `context` tokens and decode: seconds until the first new token, and of each of the `new_tokens` after
-        it. cache_bytes are those of the whole batch after context + new_tokens tokens."""
+        it. cache_bytes are those of the whole batch after context + new_tokens tokens; others as `Load.others`."""
+        load = Load()
         began = self._now()
         decode = read_context(self.model, context, batch, vocab_size)
         first = self._now() - began
         seconds = [self._time(decode) for _ in range(new_tokens)]
-        return {"first": first, "steps": seconds, "cache_bytes": cache_bytes(decode.cache)}
+        others = load.others()
+        return {"first": first, "steps": seconds, "others": others, "cache_bytes": cache_bytes(decode.cache)}
 
     @torch.inference_mode()
     def warm_up(self, context: int, batch: int, new_tokens: int, vocab_size: int) -> Json:

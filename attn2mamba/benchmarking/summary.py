@@ -45,6 +45,8 @@ def _figures(result: Json, batch: int, context: int, new_tokens: int, computed: 
     held = result["cache_bytes"]
     return {
         "repeats": len(runs),
+        **({"max_seconds": result["max_seconds"]} if "max_seconds" in result else {}),
+        "others_busy": max((run["others"] for run in runs if run["others"] is not None), default=None),
         "interleaved": result["interleaved"],
         "time_to_first_token": first,
         "prefill_tokens_per_second": batch * context / first["median"],
@@ -140,7 +142,7 @@ def _speed_up(teacher: Line | None, student: Line | None, rows: list[Json]) -> J
     for row in rows:
         if row["context"] == LONG:
             medians = [row[role]["token_latency"]["median"] for role in ("teacher", "student")]
-            return {"ratio": medians[0] / medians[1], "stderr": None, "measured": True}
+            return {"ratio": medians[0] / medians[1], "stderr": _paired_stderr(row), "measured": True}
     if teacher is None or student is None:
         return None
     error = math.hypot(*(line.relative_stderr(LONG) for line in (teacher, student)))
@@ -148,6 +150,16 @@ def _speed_up(teacher: Line | None, student: Line | None, rows: list[Json]) -> J
         return None
     ratio = teacher.at(LONG) / student.at(LONG)
     return {"ratio": ratio, "stderr": ratio * error, "measured": False}
+
+
+def _paired_stderr(row: Json) -> float | None:
+    """Standard error of the mean of teacher's latency over the student's in each round, which shares the machine's
+    drift; None where they did not run in turn at least twice."""
+    if not all(row[role]["interleaved"] for role in ("teacher", "student")):
+        return None
+    pairs = zip(row["teacher"]["latency_by_repeat"], row["student"]["latency_by_repeat"], strict=True)
+    ratios = [teacher / student for teacher, student in pairs]
+    return statistics.stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else None
 
 
 def memory_summary(sides: dict[str, Side], cells: list[Json], precision: str, state: str) -> Json:

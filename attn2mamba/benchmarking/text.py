@@ -10,6 +10,9 @@ from .summary import LONG
 
 Json = dict[str, Any]
 
+BUSY = 0.1
+"""Share of the CPUs taken by other work from which on it is said."""
+
 MEASURED, COMPUTED = "measured", "computed, not measured"
 
 
@@ -17,8 +20,8 @@ def print_bench(report: Json, console: Console) -> None:
     """A table for each precision and batch, then what they say."""
     options = report["options"]
     console.print(
-        f"{report['machine']['name']}, {report['machine']['threads']} threads; medians of {options['repeats']} repeats "
-        f"of {options['new_tokens']} new tokens, quartiles in brackets.\nPeak: {report['peak_is']}.",
+        f"{report['machine']['name']}, {report['machine']['threads']} threads; medians over n repeats of "
+        f"{options['new_tokens']} new tokens, quartiles in brackets.\nPeak: {report['peak_is']}.",
         highlight=False,
     )
     for precision, found in report["precisions"].items():
@@ -33,6 +36,8 @@ def print_bench(report: Json, console: Console) -> None:
                 if "skipped" in row[role]:
                     cell = f"batch {row['batch']}, {row['context']:,} tokens"
                     console.print(f"Skipped: {role}, {cell}: {row[role]['skipped']}.", highlight=False, markup=False)
+        for line in disturbances(found, options["repeats"]):
+            console.print(line, highlight=False, markup=False)
     if any(found["quality"] for found in report["precisions"].values()):
         console.print(_precision_table(report))
 
@@ -40,7 +45,7 @@ def print_bench(report: Json, console: Console) -> None:
 def _table(precision: str, batch: int, found: Json) -> Table:
     """Contexts from top to bottom, the models of one context under each other."""
     table = Table(title=f"{precision}, batch {batch}", title_justify="left")
-    for name in ("context", "model", "first token, s", "ms per token", "p95", "tokens/s", "cache", "peak"):
+    for name in ("context", "model", "first token, s", "ms per token", "p95", "tokens/s", "cache", "peak", "n"):
         table.add_column(name, justify="left" if name == "model" else "right")
     for row in (r for r in found["cells"] if r["batch"] == batch):
         context = f"{row['context']:,}"
@@ -61,7 +66,23 @@ def _figures(cell: Json) -> list[str]:
         f"{cell['decode_tokens_per_second']['median']:.1f}",
         human_bytes(cell["cache"]["bytes"]),
         "" if cell["peak_bytes"] is None else human_bytes(cell["peak_bytes"]),
+        str(cell["repeats"]),
     ]
+
+
+def disturbances(found: Json, repeats: int) -> list[str]:
+    """What makes cells of one precision less sure: repeats that were not made, and other work on the machine."""
+    measured = [row[role] for row in found["cells"] for role in found["models"] if "repeats" in row[role]]
+    lines = []
+    if any(cell["repeats"] < repeats for cell in measured):
+        lines.append(f"Where n is below {repeats}, --max-seconds were too few for all repeats.")
+    busy = [cell["others_busy"] for cell in measured if (cell["others_busy"] or 0.0) >= BUSY]
+    if busy:
+        lines.append(
+            f"Other work took up to {max(busy):.0%} of the CPUs in {len(busy)} of {len(measured)} rows. Such times may "
+            "be too long, and not equally so; measure again on a quiet machine with --fresh."
+        )
+    return lines
 
 
 def _spread(values: Json, scale: float, digits: int) -> str:
@@ -98,10 +119,10 @@ def _sentences(scaling: Json, found: Json) -> list[str]:
         f"Memory of one sequence at {LONG:,} tokens: teacher {human_bytes(held['teacher'])}, student "
         f"{human_bytes(held['student'])} (computed; the bytes held are {_ratios(memory['ratios'])} times the computed)."
     )
-    if memory["cross_over"] is not None or memory["measured_cross_over"] is not None:
-        measured = memory["measured_cross_over"]
-        said = "not measured" if measured is None else f"{measured:,} from the bytes held"
-        lines.append(f"The student needs less memory from {human_cross_over(memory['cross_over'])} on ({said}).")
+    known = (("computed", memory["cross_over"]), ("from the bytes held", memory["measured_cross_over"]))
+    places = [f"{human_cross_over(tokens)} on ({how})" for how, tokens in known if tokens is not None]
+    if places:
+        lines.append(f"The student needs less memory from {', '.join(places)}.")
     return lines
 
 

@@ -8,6 +8,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from ..errors import UserError
@@ -19,9 +20,11 @@ class Unfinished(Exception):
     """A step that gave no result; the message says why."""
 
 
-def _serve(channel: Connection, arguments: tuple) -> None:
+def _serve(channel: Connection, arguments: tuple, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     tqdm.set_lock(threading.RLock())  # its own is a semaphore that stays behind when the process is killed
+    if torch.get_num_threads() != threads:  # its caller has chosen a number, which the report tells
+        torch.set_num_threads(threads)
     from .speed import Session
 
     session: Any = None
@@ -56,7 +59,9 @@ class Worker:
 
     def _start(self) -> None:
         self.channel, theirs = SPAWN.Pipe()
-        self.process: Any = SPAWN.Process(target=_serve, args=(theirs, self.arguments), daemon=True)
+        self.process: Any = SPAWN.Process(
+            target=_serve, args=(theirs, self.arguments, torch.get_num_threads()), daemon=True
+        )
         self.process.start()
         theirs.close()
         self.channel.send((None,))

@@ -9,7 +9,7 @@ from ..sizes import human_bytes
 
 Json = dict[str, Any]
 MINUS = "\N{MINUS SIGN}"
-SUFFIXES = {"x": " x", "rate": " tokens/s"}
+SUFFIXES = {"x": " x", "speed-up": " x", "rate": " tokens/s"}
 MEASURED = "measured"
 """Note of a headline that was measured in its very place, and not reckoned from others."""
 
@@ -19,9 +19,9 @@ INTERVAL = 1.96
 
 @dataclass(frozen=True)
 class Number:
-    """value, in `unit` (x, share, points, tokens, bytes, seconds, flops, rate, perplexity, nats or a plain number;
-    None: not measured, and `command` would measure it), its standard error, the n `of` which it is a figure, the
-    precision of the model that gave it, and the command."""
+    """value, in `unit` (x, speed-up, share, points, tokens, bytes, seconds, flops, rate, perplexity, nats or a plain
+    number; None: not measured, and `command` would measure it), its standard error, the n `of` which it is a figure,
+    the precision of the model that gave it, and the command."""
 
     value: float | None
     unit: str
@@ -62,6 +62,8 @@ def human(value: float, unit: str, stderr: float | None = None) -> str:
         sign = "+" if unit == "points" and value > 0 else ""
         error = "" if stderr is None else f" ± {100 * stderr:.1f}"
         return minus(f"{sign}{100 * value:.1f}{error} {'%' if unit == 'share' else 'points'}")
+    if unit == "speed-up" and 0 < value < 1:  # so that no one reads 0.6 x as a gain
+        return f"{human(1 / value, 'x', None if stderr is None else stderr / value**2)} slower"
     if unit == "bytes":
         return human_bytes(value)
     if unit == "seconds":
@@ -70,7 +72,8 @@ def human(value: float, unit: str, stderr: float | None = None) -> str:
         return human_flops(value)
     if unit == "tokens":
         return f"{round(value):,} tokens"
-    digits = {"x": 2 if value < 10 else 0, "perplexity": 2, "nats": 4}.get(unit)
+    times = 2 if value < 10 else 0
+    digits = {"x": times, "speed-up": times, "perplexity": 2, "nats": 4}.get(unit)
 
     def write(x: float) -> str:
         return plain(x) if digits is None or abs(value) >= 1e6 else f"{x:,.{digits}f}"

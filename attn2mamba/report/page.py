@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from . import speed_tables, tables
-from .numbers import Json, human_p
+from .numbers import Json, human, human_p
 from .panels import Drawer, Group, layer_groups, loss_groups
 from .plots import swatch
 from .recall_panels import generation_groups, position_groups, recall_groups
@@ -87,10 +87,11 @@ def _below(run: Json, key: str) -> str:
     if key == "accuracy_kept" and difference:
         return f"{difference['text']}, {human_p(difference['p'])}"
     if key == "memory_at_32k" and card[key]["measured"]:
-        times, crossing = card["memory_factor_at_32k"]["text"], card["memory_cross_over"]
-        return (
-            f"{times} less than the teacher; less from {crossing['text'] if crossing['measured'] else crossing['note']}"
-        )
+        factor, crossing = card["memory_factor_at_32k"]["value"], card["memory_cross_over"]
+        times = f"{human(max(factor, 1 / factor), 'x')} {'less' if factor >= 1 else 'more'} than the teacher"
+        return f"{times}; less from {crossing['text'] if crossing['measured'] else crossing['note']}"
+    if key == "speed_cross_over" and card[key]["value"] == 0:
+        return "at every context measured"
     return ""
 
 

@@ -78,6 +78,7 @@ def _figures(cell: Json, precision: str, command: str) -> Json:
         "cache": number(cell["cache"]["bytes"], "bytes", 1, "sequence or batch"),
         "cache_tokens": cell["cache"]["tokens"],
         "beyond_training": bool(cell.get("beyond_training_length")),
+        "others_busy": cell.get("others_busy"),
     }
 
 
@@ -85,10 +86,10 @@ def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, com
     """Cross-overs of one batch size as numbers; lines and gains as the benchmark gives them."""
     crossing, cells = scaling.get("decode_cross_over") or {}, [c for c in cells if c["batch"] == scaling["batch"]]
     contexts = [cell["context"] for cell in cells]
-    count = sum(cell.get(role, {}).get("repeats", 0) for cell in cells for role in ROLES)
     where = MEASURED if crossing.get("measured") else f"from fitted lines, beyond the {max(contexts, default=0):,} "
     where += "" if crossing.get("measured") else "tokens measured"
-    common = (count, "repeats", precision, command)
+    points = min((scaling.get(role) or {}).get("points", 0) for role in ROLES)
+    fitted = (points, "contexts", precision, command)
     never = "the student's latency does not grow clearly slower than its teacher's, so no length is given"
     if scaling.get("drifted"):
         never = "the machine's speed drifted between cells, so no length is given"
@@ -96,16 +97,20 @@ def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, com
         never = "too few contexts to tell a length"
     decode = missing("tokens", command, never) if crossing else missing("tokens", command)
     if crossing.get("tokens") is not None:
-        decode = Number(crossing["tokens"], "tokens", *common, stderr=crossing.get("stderr"), note=where)
+        decode = Number(crossing["tokens"], "tokens", *fitted, stderr=crossing.get("stderr"), note=where)
     prefill = scaling.get("prefill_cross_over") or {}
     first = missing("tokens", command, "the times do not meet within the contexts measured")
     if prefill.get("tokens") is not None:
-        first = Number(prefill["tokens"], "tokens", *common, note="between measured contexts")
+        both = sum(all("repeats" in cell.get(role, {}) for role in ROLES) for cell in cells)
+        first = Number(prefill["tokens"], "tokens", both, "contexts", precision, command, note="between measured ones")
     ratio = scaling.get("speed_up_at_32k") or {}
-    up = missing("x", run.bench_command)
+    up = missing("speed-up", run.bench_command)
     if ratio.get("ratio") is not None:
-        note = MEASURED if ratio.get("measured") else "reckoned from lines fitted to shorter contexts"
-        up = Number(ratio["ratio"], "x", *common, stderr=ratio.get("stderr"), note=note)
+        of, note = fitted, "reckoned from lines fitted to other contexts"
+        if ratio.get("measured"):
+            long = next(cell for cell in cells if cell["context"] == LONG)
+            of, note = (min(long[role]["repeats"] for role in ROLES), "repeats", precision, command), MEASURED
+        up = Number(ratio["ratio"], "speed-up", *of, stderr=ratio.get("stderr"), note=note)
     return {
         "batch": scaling["batch"],
         "decode_cross_over": decode,
@@ -141,7 +146,7 @@ def headlines(run: RunData, speeds: Json | None) -> dict[str, Number]:
     return found | {"speed_up_at_32k": one["speed_up_at_32k"], "speed_cross_over": one["decode_cross_over"]}
 
 
-SPEED = {"speed_up_at_32k": "x", "speed_cross_over": "tokens"}
+SPEED = {"speed_up_at_32k": "speed-up", "speed_cross_over": "tokens"}
 MEMORY = {"memory_at_32k": "bytes", "memory_factor_at_32k": "x", "memory_cross_over": "tokens"}
 
 

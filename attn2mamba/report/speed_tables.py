@@ -1,6 +1,7 @@
 """Tables of speed and memory: every cell, the gain split in two, and precisions beside each other."""
 
-from .numbers import Json, human, minus, plain
+from ..benchmarking.text import BUSY
+from .numbers import Json, count_words, human, minus, plain
 from .tables import NONE, Cell, Table
 
 ROLES = ("teacher", "student")
@@ -22,6 +23,8 @@ def speeds(run: Json, precision: str) -> Table:
     skipped = [f"{s['role']} at {s['context']:,} x {s['batch']}: {s['why']}" for s in part["skipped"]]
     text = "Medians, with quartiles below. Decode and prefill in tokens per second over the batch; n in repeats. "
     text += f"Not run: {'; '.join(skipped)}. " if skipped else ""
+    busy = max((row["others_busy"] or 0.0 for row in part["rows"]), default=0.0)
+    text += f"Other work took up to {busy:.0%} of the machine's CPUs meanwhile. " if busy >= BUSY else ""
     text += part["note"] or ""
     title = f"{run['name']}, {precision}: every context and batch"
     return Table(title, columns, body, text, [precision], [str(run["speed"]["command"])])
@@ -78,11 +81,15 @@ def _longest(part: Json) -> list[Cell]:
     rows = {(row["context"], row["role"]): row for row in part["rows"] if row["batch"] == 1}
     both = [context for context, role in rows if role == "teacher" and (context, "student") in rows]
     up = next((b["speed_up_at_32k"] for b in part["by_batch"] if b["batch"] == 1), None)
-    last = Cell(up["text"], up["note"]) if up else Cell(NONE)
+    last = Cell(up["text"], up["source"]) if up else Cell(NONE)
     if not both:
         return [Cell(NONE), Cell(NONE), last]
     found = [rows[max(both), role] for role in ROLES]
     return [
-        *(Cell(row["latency"]["text"], f"{max(both):,} tokens") for row in found),
+        *(Cell(row["latency"]["text"], f"{max(both):,} tokens, {_repeats(row)}") for row in found),
         last,
     ]
+
+
+def _repeats(row: Json) -> str:
+    return f"{count_words([row['first_token']['n']])} repeats"
