@@ -128,8 +128,7 @@ def evaluate(
     seed: Annotated[int, typer.Option(help="Of generated items and of sampling.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences generated at a time; no score depends on it.")] = 8,
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "int8", "int4", "auto"],
-        typer.Option(help="Of the weights; auto is as they are stored."),
+        Literal["fp32", "bf16", "fp16", "int8", "int4"], typer.Option(help="Of the weights of every model.")
     ] = "fp32",
     device_map: DeviceMap = None,
     allow_pickle: AllowPickle = False,

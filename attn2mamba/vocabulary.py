@@ -67,13 +67,17 @@ def check_tokenizers(teacher: Teacher, base: Teacher) -> None:
     What only one of them has does not count when no text leads to it (a vocabulary padded with names), nor when it is
     an added token: those are left out of the comparison of the models (`Vocabulary`).
     """
-    pair = tokenizer_of(teacher), tokenizer_of(base)
-    difference = _differing_token(*pair) or _differing_text(*pair)
+    difference = tokenizer_difference(tokenizer_of(teacher), tokenizer_of(base))
     if difference:
         raise UserError(
             f"teacher '{teacher.name}' and base '{base.name}' have different tokenizers: {difference}; "
             "choose a teacher that has the base's tokenizer"
         )
+
+
+def tokenizer_difference(teacher: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase) -> str | None:
+    """In words, the first difference by which the two may cut a text differently; None where none is found."""
+    return None if teacher is base else _differing_token(teacher, base) or _differing_text(teacher, base)
 
 
 def _differing_token(teacher: PreTrainedTokenizerBase, base: PreTrainedTokenizerBase) -> str | None:

@@ -37,6 +37,7 @@ class Agreement(Measure):
     """
 
     name = "agreement"
+    kind = "generation"
 
     def __init__(self, options: SuiteOptions) -> None:
         self.suite = options

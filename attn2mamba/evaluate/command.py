@@ -27,8 +27,6 @@ from .results import Results, default_results_dir, model_fingerprint
 from .runner import Candidate, evaluate
 from .suites import make_measures
 
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-
 
 @dataclass(frozen=True)
 class Loading:
@@ -140,14 +138,12 @@ def load_subject(role: str, path: str, loading: Loading) -> Subject:
     if loading.dtype in DTYPES:
         dtype = DTYPES[loading.dtype]
         loaded = load_teacher(path, dtype=dtype, device_map=loading.device_map, allow_pickle=loading.allow_pickle)
-        precision = NAMES.get(loaded.model.dtype, str(loaded.model.dtype).removeprefix("torch."))
     else:
         device = "cuda" if loading.device_map and torch.cuda.is_available() else "cpu"
         loaded = load_model(path, loading.dtype, device=device, allow_pickle=loading.allow_pickle)
-        precision = loading.dtype
     tokenizer = tokenizer_of(loaded)
     fingerprint = model_fingerprint(loaded.model, tokenizer)
-    return Subject(role, loaded.name, loaded.model, tokenizer, precision, fingerprint)
+    return Subject(role, loaded.name, loaded.model, tokenizer, loading.dtype, fingerprint)
 
 
 def check_writable(path: Path) -> None:

@@ -34,6 +34,8 @@ class Conversations(Measure):
     their own); `all_valid` is 1 where every turn was valid. Cells have the means by kind of conversation and turn.
     """
 
+    kind = "generation"
+    any_tokenizer = True
     max_new_tokens: int
     introduction: Sequence[tuple[str, str]]
     """Requests and answers before every conversation, which show the format."""

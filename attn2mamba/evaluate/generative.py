@@ -29,6 +29,8 @@ class GenerativeTask(Measure):
     the items' numbers, by which differences are paired.
     """
 
+    kind = "generation"
+    any_tokenizer = True
     max_new_tokens: int
     stop: ClassVar[re.Pattern[str]]
     data: ClassVar[tuple[str, str]]

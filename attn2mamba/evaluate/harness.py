@@ -23,6 +23,7 @@ class HarnessTask(Measure):
     """A task of the harness, or a group, whose figures are then over the documents of all its tasks."""
 
     version = 1
+    any_tokenizer = True
 
     def __init__(self, name: str, task: str, options: SuiteOptions) -> None:
         self.name, self.task = name, task
@@ -33,6 +34,11 @@ class HarnessTask(Measure):
     def tasks(self) -> dict[str, Any]:
         """The harness's task objects, by name, with their data."""
         return load_tasks(self.task, self.data_root)
+
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        generated = any(task.OUTPUT_TYPE == "generate_until" for task in self.tasks.values())
+        return "generation" if generated else "likelihood"
 
     @functools.cached_property
     def documents(self) -> dict[str, list[Any]]:

@@ -20,6 +20,7 @@ class Lambada(Measure):
     e to the mean of its negative, by word. Passages are read one at a time, unpadded."""
 
     name = "lambada"
+    any_tokenizer = True
 
     def __init__(self, data_root: Path | None, limit: int | None) -> None:
         """The first `limit` passages of the test split, all if None."""

@@ -23,7 +23,7 @@ class Positions(Measure):
     the BOS that the tokenizer puts there, else the EOS. `nll@N`: mean over the first N tokens, in nats a token, and
     `perplexity@N`, its exponential; one item is a text. Texts are read one at a time, unpadded."""
 
-    name = "positions"
+    name = kind = "positions"
 
     def __init__(self, data: Sequence[str], context: Sequence[int], items: int) -> None:
         """The texts are the first `items` documents of data, DATA strings, that are long enough."""

@@ -62,6 +62,10 @@ class Measure(ABC):
 
     name: str
     version: int = 1
+    kind: str = "likelihood"
+    """Or generation, recall (by length or distance), positions: where a report shows it."""
+    any_tokenizer: bool = False
+    """Whether models of different tokenizers answer the same items and in the same units."""
     headline: tuple[str, ...] = ()
     """The metrics that a table shows; all of them where none is named."""
     reference: str | None = None
@@ -160,13 +164,15 @@ def student_t(t: float, freedom: int) -> float:
 
 
 EQUAL_MARGIN = 0.01
-"""Of a score between 0 and 1, or of the teacher's figure where that is above 1: what counts as equal."""
+"""What counts as equal: of a score between 0 and 1 or of nats; of the teacher's figure where that is above 1."""
+NATS = ("nats", "nll", "kl", "log_likelihood")
+"""What the names of metrics in nats begin with: 0.01 of them is 1 % of a perplexity, whatever their sum."""
 
 
-def verdict(difference: Difference, teacher: float) -> str:
+def verdict(metric: str, difference: Difference, teacher: float) -> str:
     """equal: the whole 95 % confidence interval lies within EQUAL_MARGIN. differs: p < 0.05. open: these items cannot
     tell."""
-    margin = EQUAL_MARGIN * max(1.0, abs(teacher))
+    margin = EQUAL_MARGIN if metric.startswith(NATS) else EQUAL_MARGIN * max(1.0, abs(teacher))
     error = difference.stderr
     if error is not None and abs(difference.difference) + 2 * error <= margin and difference.n >= 30:
         return "equal"

@@ -115,14 +115,14 @@ def beyond_training(model: PreTrainedModel, tokens: int) -> bool:
     return limit is not None and tokens > limit
 
 
-def check_context(model: PreTrainedModel, tokens: int) -> None:
-    """Raises UserError where the model has no positions for so many tokens, or two caches of them (one is copied for
-    each question) do not fit into memory."""
+def check_context(model: PreTrainedModel, tokens: int, caches: int = 2) -> None:
+    """Raises UserError where the model has no positions for so many tokens, or so many caches of them do not fit into
+    memory: that of a reading with room to grow, or with copies of it."""
     check_length(model, tokens)
-    need, free = 2 * cache_bytes(model, tokens), free_bytes(model.device.type)
+    need, free = caches * cache_bytes(model, tokens), free_bytes(model.device.type)
     if need > free:
         raise UserError(
-            f"a context of {tokens:,} tokens takes {human_bytes(need)} for the cache of this model and a copy, and "
+            f"a context of {tokens:,} tokens takes {human_bytes(need)} for {caches} caches of this model, and "
             f"{human_bytes(free)} are free; use a shorter context"
         )
 

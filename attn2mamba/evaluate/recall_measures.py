@@ -13,7 +13,7 @@ from ..errors import UserError
 from .measure import Difference, Figure, Json, Measure, Subject
 from .options import SuiteOptions
 from .reading import Reading, beyond_training, check_context, continuation_ids, first_ids, token_ids
-from .recall import Question, make_item
+from .recall import Question, make_item, usable_words
 from .token_strings import Vocabulary, associative, copying
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -25,7 +25,13 @@ PAIRS, COPIED = (8, 32), (32,)
 """Sizes of strings."""
 
 
-class Recall(Measure):
+class ByLength(Measure):
+    """Accuracies by length or distance."""
+
+    kind = "recall"
+
+
+class Recall(ByLength):
     """One task of `recall.TASKS`. Scores of a question: `greedy`, the share of its answers in the greedy continuation;
     `likelihood`, the share of its k answers among the k likeliest candidates, which needs no obedience to a question
     and so shows what a small model recalls."""
@@ -39,7 +45,9 @@ class Recall(Measure):
 
     def units(self, subject: Subject) -> list[str]:
         """LENGTH/INDEX, of the needle LENGTH/INDEX/DEPTH. Raises UserError for a context that does not fit."""
-        check_context(subject.model, self.context[-1])
+        words = (continuation_ids(subject.tokenizer, "the", f" {word}") for word in usable_words(subject.tokenizer))
+        copies = 1 + any(len(ids) > 1 for ids in words)  # for a question, and for a candidate that takes a forward
+        check_context(subject.model, self.context[-1], 1 + copies)
         depths = [f"/{depth}" for depth in DEPTHS] if self.name == "needle" else [""]
         return [f"{n}/{i}{depth}" for n in self.context for i in range(self.items) for depth in depths]
 
@@ -109,7 +117,7 @@ def _by_context(results: dict[str, Json]) -> dict[str, Json]:
     }
 
 
-class Strings(Measure):
+class Strings(ByLength):
     """Associative recall or copying: accuracy of the likeliest token where the string itself decides it. One item is a
     string, since its tokens are not independent."""
 

@@ -43,6 +43,7 @@ class Repetition(Measure):
     """
 
     name = "repetition"
+    kind = "generation"
 
     def __init__(self, options: SuiteOptions) -> None:
         self.suite = options

@@ -3,7 +3,6 @@
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,13 +20,14 @@ def default_results_dir() -> Path:
 
 
 class Results:
-    """One JSON file for each key, holding its units; each unit is written as soon as it is known."""
+    """One file of JSON lines for each key: the key, then a line for each unit, written as soon as it is known."""
 
     def __init__(self, directory: Path, fresh: bool = False) -> None:
         """With `fresh`, what is on disk counts for nothing and is written anew."""
         self.directory = directory
         self.fresh = fresh
         self._held: dict[str, dict[str, Json]] = {}
+        self._whole: set[str] = set()
 
     def units(self, key: Json) -> dict[str, Json]:
         """The known units of `key`, by name."""
@@ -37,25 +37,41 @@ class Results:
         return self._held[path.name]
 
     def save(self, key: Json, unit: str, result: Json) -> None:
-        units = self.units(key)
-        units[unit] = result
+        """The first unit of a key writes the file anew, without a line that a kill left half written."""
+        self.units(key)[unit] = result
         path = self._path(key)
+        if path.name in self._whole:
+            with disk_errors(path), path.open("a") as file:
+                file.write(_line(unit, result))
+            return
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps({"key": key, "units": units}))
+        lines = [_line(name, known) for name, known in self.units(key).items()]
+        write_text(path, json.dumps(key) + "\n" + "".join(lines))
+        self._whole.add(path.name)
 
     def _path(self, key: Json) -> Path:
         text = json.dumps(key, sort_keys=True)
-        return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.jsonl"
+
+
+def _line(unit: str, result: Json) -> str:
+    return json.dumps([unit, result]) + "\n"
 
 
 def _read(path: Path, key: Json) -> dict[str, Json]:
-    """The units in `path`; none where it is missing, broken or another key's."""
+    """The units in `path` up to the first broken line; none where it is missing or another key's."""
+    units: dict[str, Json] = {}
     try:
-        content: Any = json.loads(path.read_text())
-        return content["units"] if content["key"] == json.loads(json.dumps(key)) else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        with path.open() as file:
+            if json.loads(file.readline()) != json.loads(json.dumps(key)):
+                return {}
+            for line in file:
+                unit, result = json.loads(line)
+                units[unit] = result
+    except (OSError, ValueError, TypeError):
+        pass
+    return units
 
 
 def model_fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -26,8 +26,11 @@ def print_evaluation(report: Json, console: Console) -> None:
 
 def caption(report: Json) -> str:
     lines = [f"{role}: {model['name']}" for role, model in report["models"].items()]
+    for role, model in report["models"].items():
+        if model["other_tokenizer"]:
+            lines.append(f"{role} has another tokenizer: not compared where items are made of tokens")
     if TEACHER in report["models"]:
-        lines.append("equal: the 95 % interval of the paired difference is within 0.01 (above 1: 1 %)")
+        lines.append("equal: the 95 % interval of the paired difference is within 0.01 (above 1, nats aside: 1 %)")
         lines.append("differs: p < 0.05; open: these items cannot tell")
     return "\n".join([*lines, report["command"]])
 

@@ -85,7 +85,7 @@ def cells(run: RunData) -> Json:
     for name, measure in run.measures.items():
         if not any(measure.get("cells", {}).values()):
             continue
-        kind = quality.kind_of(name, measure)
+        kind = measure["kind"]
         by_role = measure["cells"]
         if kind == "recall":
             marked = {role: quality.recall_cells(run, role) for role in by_role}

@@ -14,25 +14,12 @@ STUDENT = "student"
 ACCURACIES = ("acc_norm", "acc", "accuracy", "exact_match")
 """Metrics that stand for a task in the mean over tasks; the first that it has."""
 
-GENERATED = ("repetition", "generat", "json", "gsm8k", "agreement", "tool", "bfcl")
-"""Parts of the names of measures in which the model's own continuation counts."""
-
 TEXTS = ("wikitext2", "wikitext", "data")
 """Measures whose perplexity stands for a model's, in this order; then any other but lambada's, which is that of the
 last words alone."""
 
 NO_SHARES = ("kl", "nats", "bits", "nll", "seconds", "tokens")
 LOWER_IS_BETTER = ("perplexity", "loop", "repeated", "bits", "nll", "kl")
-
-
-def kind_of(name: str, measure: Json) -> str:
-    """recall (accuracy by length or distance), positions, generation or likelihood."""
-    cells = [cell for rows in measure.get("cells", {}).values() for cell in rows]
-    if any("position_from" in cell for cell in cells):
-        return "positions"
-    if any("accuracy" in cell and ("tokens" in cell or "distance" in cell) for cell in cells):
-        return "recall"
-    return "generation" if any(word in name for word in GENERATED) else "likelihood"
 
 
 def unit_of(metric: str, values: list[float]) -> str:
@@ -56,7 +43,7 @@ def measure_rows(run: RunData) -> list[Json]:
             rows.append(
                 {
                     "measure": name,
-                    "kind": kind_of(name, measure),
+                    "kind": measure["kind"],
                     "metric": metric,
                     "version": measure.get("version"),
                     "headline": metric in (measure.get("headline") or metrics),
@@ -150,7 +137,7 @@ def recall_cells(run: RunData, role: str) -> list[Json]:
     """Cells of all recall measures with `measure`, the teacher's accuracy and whether the teacher fails there."""
     cells = []
     for name, measure in run.measures.items():
-        if kind_of(name, measure) == "recall":
+        if measure["kind"] == "recall":
             by_role = measure["cells"]
             theirs = by_role.get(TEACHER, [])
             cells += [{"measure": name, **cell} for cell in calibrate(by_role.get(role, []), theirs)]

@@ -44,7 +44,7 @@ def test_answers_alike_prove_equality_only_where_they_are_many(count, expected):
     same = [1.0, 0.0] * (count // 2)
     found = paired(same, same)
     assert (found.difference, found.p) == (0.0, 1.0)
-    assert verdict(found, 0.5) == expected
+    assert verdict("acc", found, 0.5) == expected
 
 
 def test_numbers_are_compared_by_students_t():
@@ -72,12 +72,19 @@ def test_one_item_says_nothing():
 
 
 def test_equal_only_where_the_interval_is_narrow():
-    assert verdict(Difference(0.001, 0.002, 0.6, 5000), 0.6) == "equal"
-    assert verdict(Difference(0.001, 0.02, 0.9, 50), 0.6) == "open"
-    assert verdict(Difference(-0.05, 0.01, 1e-6, 5000), 0.6) == "differs"
-    assert verdict(Difference(0.1, 0.02, 1e-6, 500), 20.0) == "equal"  # half a per cent of a perplexity
-    assert verdict(Difference(0.0, 0.0, 1.0, 3), 0.6) == "open"  # three items
-    assert verdict(Difference(0.0, None, 1.0, 1), 0.6) == "open"
+    assert verdict("acc", Difference(0.001, 0.002, 0.6, 5000), 0.6) == "equal"
+    assert verdict("acc", Difference(0.001, 0.02, 0.9, 50), 0.6) == "open"
+    assert verdict("acc", Difference(-0.05, 0.01, 1e-6, 5000), 0.6) == "differs"
+    assert verdict("perplexity", Difference(0.1, 0.02, 1e-6, 500), 20.0) == "equal"  # half a per cent
+    assert verdict("acc", Difference(0.0, 0.0, 1.0, 3), 0.6) == "open"  # three items
+    assert verdict("acc", Difference(0.0, None, 1.0, 1), 0.6) == "open"
+
+
+def test_equal_nats_are_equal_perplexities():
+    """Of a sum in nats 1 % is no measure: at 4 nats it would be 4 % of the perplexity."""
+    assert verdict("log_likelihood", Difference(-0.03, 0.001, 1e-6, 500), -4.0) == "differs"
+    assert verdict("perplexity", Difference(1.6, 0.05, 1e-6, 500), math.exp(4)) == "differs"
+    assert verdict("nats_per_token", Difference(0.005, 0.001, 1e-6, 500), 3.0) == "equal"
 
 
 def test_what_is_no_number_is_null_in_json():

@@ -1,7 +1,6 @@
 """What was measured is kept: by model, measure, version and options."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -29,14 +28,38 @@ def test_fresh_knows_nothing_and_writes_anew(tmp_path):
     assert fresh.units(KEY) == Results(tmp_path).units(KEY) == {"b": {"new": 1}}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"key": 1}', '{"key": {"measure": "other"}, "units": {"a": 1}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]\n", '{"key": 1}\n["a", {}]\n', '{"measure": "other"}\n["a", {}]\n'])
 def test_a_broken_file_is_as_none(tmp_path, text):
     Results(tmp_path).save(KEY, "a", {})
-    (file,) = tmp_path.glob("*.json")
+    (file,) = tmp_path.glob("*.jsonl")
     file.write_text(text)
     assert Results(tmp_path).units(KEY) == {}
     Results(tmp_path).save(KEY, "b", {})
-    assert list(json.loads(file.read_text())["units"]) == ["b"]
+    assert Results(tmp_path).units(KEY) == {"b": {}}
+
+
+@pytest.mark.parametrize("rest", ['["c", {"scores"', '["c"', '["c", {}, 1]\n', "\x00\x00"])
+def test_a_line_that_a_kill_cut_short_is_written_again(tmp_path, rest):
+    results = Results(tmp_path)
+    for unit in "ab":
+        results.save(KEY, unit, {"x": 1})
+    (file,) = tmp_path.glob("*.jsonl")
+    with file.open("a") as out:
+        out.write(rest)
+    assert list(Results(tmp_path).units(KEY)) == ["a", "b"]
+    again = Results(tmp_path)
+    again.save(KEY, "c", {})
+    again.save(KEY, "d", {})
+    assert list(Results(tmp_path).units(KEY)) == ["a", "b", "c", "d"]
+
+
+def test_what_a_unit_costs_to_keep_does_not_grow(tmp_path, monkeypatch):
+    """Units of half a megabyte, all written again for each, once took most of an evaluation's time."""
+    results, written = Results(tmp_path), []
+    monkeypatch.setattr("attn2mamba.evaluate.results.write_text", lambda path, text: written.append(len(text)))
+    for unit in range(20):
+        results.save(KEY, str(unit), {"x": "y" * 1000})
+    assert len(written) == 1
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

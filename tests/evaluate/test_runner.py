@@ -70,7 +70,8 @@ def test_teacher_first_and_side_by_side(tmp_path, log):
     difference = found["differences"]["student"]["value"]
     assert (difference["difference"], difference["n"], difference["verdict"]) == (-0.5, 8, "differs")
     assert report["models"]["student"] == {
-        "name": "my student", "fingerprint": "print of student", "precision": "fp32", "parameters": 6
+        "name": "my student", "fingerprint": "print of student", "precision": "fp32", "parameters": 6,
+        "other_tokenizer": None,
     }  # fmt: skip
 
 

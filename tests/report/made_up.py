@@ -89,6 +89,7 @@ def difference(value: float, stderr: float = 0.01, p: float = 0.5, n: int = 100)
 def measure(teacher: Json, student: Json, differences: Json, cells: dict[str, list[Json]] | None = None) -> Json:
     return {
         "version": 1,
+        "kind": "likelihood",
         "options": {},
         "figures": {"teacher": teacher, "student": student},
         "differences": {"student": differences},
@@ -158,11 +159,15 @@ def make_evaluation(lost: float = 0.0, recall: float = 0.5, lengths: tuple[int, 
         "copying": measure({"accuracy@64": figure(1.0, 4)}, {"accuracy@64": figure(recall, 4)}, {}, copying),
         "positions": measure({"perplexity@4096": figure(21.0, 8)}, {"perplexity@4096": figure(23.1, 8)}, {}, positions),
     }  # fmt: skip
+    kinds = {"needle": "recall", "copying": "recall", "positions": "positions"}
+    for name in measures:
+        generated = name in ("lambada_generate", "repetition", "json")
+        measures[name]["kind"] = kinds.get(name, "generation" if generated else "likelihood")
     models = {
         role: {"name": name, "fingerprint": role * 8, "precision": "fp32", "parameters": 134_515_008}
         for role, name in (("teacher", "tiny-teacher"), ("student", "RUN"))
     }
-    return {"format": 1, "attn2mamba": "0.1.0", "command": EVAL, "models": models, "measures": measures}
+    return {"format": 2, "attn2mamba": "0.1.0", "command": EVAL, "models": models, "measures": measures}
 
 
 def bench_side(latency: float, context: int, batch: int, cache: int) -> Json:

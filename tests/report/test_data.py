@@ -39,7 +39,7 @@ def test_broken_lines_and_files_are_told_of(tmp_path):
 
 
 def test_files_of_another_version_are_left_out(tmp_path):
-    run = gather_run(make_run(tmp_path / "run", {"format": 2, "measures": 3}, {"format": 0}), "run")
+    run = gather_run(make_run(tmp_path / "run", {"format": 1, "measures": 3}, {"format": 0}), "run")
     assert not run.evaluation and not run.bench and len(run.problems) == 2
 
 
