@@ -1,11 +1,13 @@
-"""The tables of docs/results.md from a run's evaluation.json and bench.json, between the page's two markers.
+"""The tables of docs/results.md from what runs hold, between the page's two markers.
 
-python benchmarks/results.py runs/demo docs/results.md
+python benchmarks/results.py docs/results.md runs/demo runs/hybrid runs/direct runs/scratch --bench precision.json
+
+Of the first run evaluation.json and bench.json are shown whole; the others stand beside it with what all have.
 """
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,27 @@ def quality(evaluation: Json) -> list[str]:
             lines.append(f"| {name}, {metric} | {figures[0]['n']} | {shown} | {said} |")
     precision = ", ".join(dict.fromkeys(model["precision"] for model in evaluation["models"].values()))
     return [*block(dict.fromkeys(commands)), f"Precision {precision}; figures with their standard errors:", "", *lines]
+
+
+def beside(runs: Sequence[Path]) -> list[str]:
+    """The students of several runs: held-out perplexity, and each metric that all of them have."""
+    evaluations = [json.loads((run / "evaluation.json").read_text()) for run in runs]
+    held = [json.loads((run / "figures.json").read_text()) for run in runs]
+    first, *others = (evaluation["measures"] for evaluation in evaluations)
+    names = [run.name for run in runs]
+    lines = ["| measure | n | teacher | " + " | ".join(names) + " |", "|---" * (len(runs) + 3) + "|"]
+    values = [held[0]["teacher"]["perplexity"], *(figures["student"]["perplexity"] for figures in held)]
+    shown = " | ".join(f"{value:,.2f}" for value in values)
+    lines.append(f"| held-out text, perplexity | {held[0]['teacher']['tokens']:,} tokens | {shown} |")
+    for name, measure in first.items():
+        same = all(name in other and other[name]["options"] == measure["options"] for other in others)
+        for metric in (measure["headline"] or measure["figures"]["student"]) if same else ():
+            figures = [measure["figures"]["teacher"][metric]]
+            figures += [evaluation["measures"][name]["figures"]["student"][metric] for evaluation in evaluations]
+            shown = " | ".join(plus_minus(figure) for figure in figures)
+            lines.append(f"| {name}, {metric} | {figures[0]['n']} | {shown} |")
+    commands = [e["measures"][name]["command"] for e in evaluations for name in e["measures"] if name in others[0]]
+    return [*block(dict.fromkeys(commands)), *lines]
 
 
 def speed(bench: Json) -> list[str]:
@@ -115,17 +138,25 @@ def block(commands: Iterable[str]) -> list[str]:
     return ["```", *(re.sub(r"--data-root \S+", "--data-root DATA", line) for line in commands), "```", ""]
 
 
-def main(run: Path, page: Path, more: Sequence[Path] = ()) -> None:
-    """`more`: further files of `bench --output`, such as one for several precisions."""
+def main(page: Path, run: Path, others: Sequence[Path], benches: Sequence[Path]) -> None:
     parts: list[str] = []
-    sources = [(run / "evaluation.json", quality), *((path, speed) for path in (run / "bench.json", *more))]
-    for path, table in sources:
-        if path.exists():
-            parts += ["", *table(json.loads(path.read_text()))]
+    for path, table in [
+        (run / "evaluation.json", quality),
+        *((path, speed) for path in (run / "bench.json", *benches)),
+    ]:
+        parts += ["", *table(json.loads(path.read_text()))]
+    if others:
+        parts += ["", "### Hybrid and baselines at the same budget", "", *beside([run, *others])]
     text = page.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text(before + "\n".join([BEGIN, *parts, "", END]) + after)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), [Path(name) for name in sys.argv[3:]])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("others", type=Path, nargs="*", help="runs to stand beside it")
+    parser.add_argument("--bench", type=Path, action="append", default=[], help="a file of `bench --output`")
+    given = parser.parse_args()
+    main(given.page, given.run, given.others, given.bench)
