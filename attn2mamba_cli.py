@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 app = typer.Typer(
-    help="Convert a pretrained Transformer into a Mamba model of the same quality.",
+    help="Convert a pretrained Transformer into a Mamba model, and measure what it kept.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -104,7 +104,7 @@ def distill(
 def evaluate(
     model: Annotated[str, typer.Argument(help="A run, or what distill takes as a teacher.")],
     teacher: Annotated[
-        str | None, typer.Option(help="Measure this model too; of a run with --tasks, its own teacher if not given.")
+        str | None, typer.Option(help="Measure this model too; of a run, its own teacher if not given.")
     ] = None,
     data: Annotated[list[str] | None, typer.Option(help="Text to score, as for distill; python-docs if none.")] = None,
     tasks: Annotated[
@@ -126,7 +126,7 @@ def evaluate(
         list[str] | None, typer.Option(help="Measure this model or run too, as NAME=DIR; repeatable.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of generated items and of sampling.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences generated at a time; no score depends on it.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences generated at a time: for speed.")] = 8,
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "int8", "int4"], typer.Option(help="Of the weights of every model.")
     ] = "fp32",
@@ -141,7 +141,7 @@ def evaluate(
     from rich.console import Console
 
     from attn2mamba.counts import parse_list
-    from attn2mamba.evaluate.command import Loading, check_writable, run_evaluation, score_text
+    from attn2mamba.evaluate.command import Loading, check_writable, read_header, run_evaluation, score_text
     from attn2mamba.evaluate.options import SuiteOptions
     from attn2mamba.evaluate.text import print_evaluation, print_perplexities
     from attn2mamba.run import write_text
@@ -154,6 +154,8 @@ def evaluate(
                 raise typer.BadParameter("goes with --tasks", param_hint=option)
         if output:
             check_writable(output)
+        if (Path(model) / "final").is_dir():
+            teacher = teacher or read_header(Path(model)).get("--teacher")
         names = [teacher, model] if teacher else [model]
         sources = data or ["python-docs"]
         figures = score_text(names, sources, lengths[0] if lengths else 1024, max_tokens, loading)
@@ -180,9 +182,11 @@ def evaluate(
             command=command,
         )
     except KeyboardInterrupt:
-        sys.stderr.write(f"\nStopped. What was measured is kept; continue with\n  {command}\n")
+        sys.stderr.write(f"\nStopped. What was measured is kept; continue with\n  {_without_fresh(command)}\n")
         raise typer.Exit(130) from None
     print_evaluation(report, Console())
+    if (Path(model) / "final").is_dir():
+        sys.stderr.write(f"kept as {model}/evaluation.json; `attn2mamba report {model}` shows it\n")
 
 
 @app.command()
@@ -243,7 +247,7 @@ def bench(
     try:
         report = measure(subject, other, options, Results(default_results_dir(), fresh), Steps(), command)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\nStopped. What was measured is kept; continue with\n  {command}\n")
+        sys.stderr.write(f"\nStopped. What was measured is kept; continue with\n  {_without_fresh(command)}\n")
         raise typer.Exit(130) from None
     print_bench(report, Console())
     for path in outputs:
@@ -336,6 +340,11 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
         for known in recipe_names():
             comment = " ".join(line.removeprefix("# ") for line in recipe_text(known).splitlines()[2:5])
             print(f"{known:14} {comment.split('. ')[0].split(': ')[0]}")
+
+
+def _without_fresh(command: str) -> str:
+    """`--fresh` would measure again what was measured before the stop."""
+    return shlex.join(word for word in shlex.split(command) if word != "--fresh")
 
 
 def _load_model(name: str, dtype: str, device_map: str | None, allow_pickle: bool) -> Any:

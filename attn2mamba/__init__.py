@@ -1,4 +1,4 @@
-"""Convert a pretrained Transformer into a Mamba model of the same quality.
+"""Convert a pretrained Transformer into a Mamba model, and measure what it kept.
 
 `import attn2mamba` lets transformers' Auto classes load converted models. `convert`, `distill` and `load` are the
 Python interface; the command line is `attn2mamba --help`.

@@ -57,7 +57,7 @@ def find_adapter(place: Place) -> Adapter | None:
     if not (path / CONFIG).is_file():
         return None
     if any(not file.name.startswith("adapter_model") for file in path.glob("*.safetensors")):
-        raise UserError(f"teacher '{place.label}' holds a model and an adapter; give each a directory of its own")
+        raise UserError(f"model '{place.label}' holds a model and an adapter; give each a directory of its own")
     try:
         settings = json.loads((path / CONFIG).read_text())
         name, kind = settings["base_model_name_or_path"], settings["peft_type"]

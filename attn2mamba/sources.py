@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,13 @@ def load_texts(data: str) -> Iterator[str]:
     Raises UserError where the string names nothing, or something that is not readable text.
     """
     return parse_source(data).documents()
+
+
+def check_text(names: Iterable[str]) -> None:
+    """Raise UserError where these DATA strings hold no text, or cannot be read."""
+    names = list(names)
+    if not any(text.strip() for name in names for text in load_texts(name)):
+        raise UserError(f"DATA {', '.join(names)} holds no text; give text that is not empty")
 
 
 def parse_source(data: str) -> Source:

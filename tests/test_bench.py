@@ -4,8 +4,11 @@ import json
 import math
 import random
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
@@ -537,3 +540,35 @@ def test_a_worker_that_is_late_or_lost(teacher_directory):
             Worker("nowhere-at-all", "fp32", "cpu", "fp32", False).call("describe")
     finally:
         worker.close()
+
+
+def test_a_worker_ends_with_its_parent(teacher_directory, tmp_path):
+    """A step of minutes, with its model in memory, once outlived a benchmark that was killed."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import sys\n"
+        "from attn2mamba.benchmarking.worker import Worker\n"
+        "if __name__ == '__main__':\n"
+        "    worker = Worker(sys.argv[1], 'fp32', 'cpu', 'fp32', False)\n"
+        "    worker.call('free_bytes')\n"
+        "    print(worker.process.pid, flush=True)\n"
+        "    worker.call('repeat', 64, 1, 10_000_000, 50)\n"
+    )
+    parent = subprocess.Popen([sys.executable, script, teacher_directory], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=20)
+
+
+def test_perplexity_of_models_of_few_positions(tmp_path, tiny_teacher, tiny_tokenizer, corpus, cli):
+    """The windows of 1,024 tokens once ended in a traceback after all cells were measured."""
+    model = tiny_teacher("gpt2", vocab_size=len(tiny_tokenizer), n_positions=128)
+    model.save_pretrained(tmp_path / "short")
+    tiny_tokenizer.save_pretrained(tmp_path / "short")
+    words = ("--context", 16, "--new-tokens", 2, "--repeats", 1, "--quality-tokens", 200, "--data", corpus)
+    code, _, err = cli("bench", tmp_path / "short", *words, "--output", tmp_path / "figures.json")
+    assert code == 0, err
+    quality = json.loads((tmp_path / "figures.json").read_text())["precisions"]["fp32"]["quality"]
+    assert quality["context"] == 128 and quality["models"]["teacher"]["tokens"] == 200

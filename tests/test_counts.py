@@ -1,6 +1,6 @@
 import pytest
 
-from attn2mamba.counts import parse_count
+from attn2mamba.counts import parse_count, parse_list
 from attn2mamba.errors import UserError
 
 
@@ -18,6 +18,11 @@ from attn2mamba.errors import UserError
 )
 def test_counts_are_read_as_people_write_them(written, meant):
     assert parse_count(written) == meant
+
+
+def test_lengths_are_powers_of_two():
+    assert parse_list("4k,1k,1M,7", "--context", k=1024) == (7, 1024, 4096, 1024**2)
+    assert parse_list("5k,2m", "--limit") == (5000, 2_000_000)
 
 
 @pytest.mark.parametrize("written", [0, -5, 1.5, "1.5", "", "k", "50kk", True, None, "nan", "inf", "1e999999", []])

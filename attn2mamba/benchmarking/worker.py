@@ -2,6 +2,7 @@
 system kills it for want of memory, the benchmark goes on."""
 
 import multiprocessing
+import os
 import signal
 import threading
 import traceback
@@ -22,6 +23,7 @@ class Unfinished(Exception):
 
 def _serve(channel: Connection, arguments: tuple, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore that stays behind when the process is killed
     if torch.get_num_threads() != threads:  # its caller has chosen a number, which the report tells
         torch.set_num_threads(threads)
@@ -42,6 +44,14 @@ def _serve(channel: Connection, arguments: tuple, threads: int) -> None:
             kind = "memory" if is_out_of_memory(error) else "fault"
             answer = (kind, traceback.format_exc())
         channel.send(answer)
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed tells nobody: a step of minutes, with its model, would outlive it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -19,13 +19,13 @@ def calibrate(cells_student: list[Json], cells_teacher: list[Json]) -> list[Json
     marked = []
     for cell in cells_student:
         if "accuracy" in cell and _place(cell) in known:
-            fails = _fails(groups[_place(cell, "depth")])
+            fails = hardly_guesses(groups[_place(cell, "depth")])
             cell = {**cell, "teacher": known[_place(cell)], "teacher_fails": fails}
         marked.append(cell)
     return marked
 
 
-def _fails(cells: list[Json]) -> bool:
+def hardly_guesses(cells: list[Json]) -> bool:
     """Whether guessing, with the cells' `chance` (0 if they have none), would be right as often."""
     count, chance = sum(cell["n"] for cell in cells), cells[0].get("chance", 0.0)
     accuracy = sum(cell["accuracy"] * cell["n"] for cell in cells) / count
@@ -34,5 +34,5 @@ def _fails(cells: list[Json]) -> bool:
 
 def _place(cell: Json, *without: str) -> frozenset:
     """What is measured in a cell, apart from how it came out."""
-    results = ("accuracy", "n", "chance", "beyond_training", *without)
+    results = ("accuracy", "n", "items", "stderr", "chance", "beyond_training", *without)
     return frozenset((name, value) for name, value in cell.items() if name not in results)

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from ..errors import UserError
 from ..precision import load_model
 from ..progress import Steps
 from ..run import disk_errors, write_text
-from ..sources import load_texts
-from ..teachers import DTYPES, check_length, load_teacher
+from ..sources import check_text, load_texts
+from ..teachers import DTYPES, load_teacher
 from ..vocabulary import tokenizer_of
 from .gate import gate_measures, hardly_better
 from .measure import TEACHER, Json, Subject
 from .options import SuiteOptions
 from .perplexity import text_perplexity
+from .reading import check_context
 from .results import Results, default_results_dir, model_fingerprint
 from .runner import Candidate, evaluate
 from .suites import make_measures
@@ -80,13 +82,14 @@ def score_text(
     models: Sequence[str], data: Sequence[str], context: int, max_tokens: int | None, loading: Loading
 ) -> Json:
     """Perplexity of each model, by name, on all of DATA up to max_tokens. A run stands for its final model."""
-    for source in data:
-        load_texts(source)  # a wrong name fails before a model is loaded
+    check_text(data)
     found: Json = {"data": ", ".join(data), "context": context, "precision": loading.dtype, "models": {}}
+    steps = Steps()
     for name in models:
+        steps.note(f"loading and scoring {name}")
         final = Path(name) / "final"
         subject = load_subject("", str(final) if final.is_dir() else name, loading)
-        check_length(subject.model, context)
+        check_context(subject.model, context, 1)
         texts = (text for source in data for text in load_texts(source))
         result = text_perplexity(subject.model, subject.tokenizer, texts, context, max_tokens)
         reason = hardly_better(result.per_token, subject.model.config.vocab_size)
@@ -142,8 +145,20 @@ def load_subject(role: str, path: str, loading: Loading) -> Subject:
         device = "cuda" if loading.device_map and torch.cuda.is_available() else "cpu"
         loaded = load_model(path, loading.dtype, device=device, allow_pickle=loading.allow_pickle)
     tokenizer = tokenizer_of(loaded)
+    check_finite(role, loaded.model, loading.dtype)
     fingerprint = model_fingerprint(loaded.model, tokenizer)
     return Subject(role, loaded.name, loaded.model, tokenizer, loading.dtype, fingerprint)
+
+
+@torch.no_grad()
+def check_finite(role: str, model: PreTrainedModel, precision: str) -> None:
+    """Raise UserError for a model that is broken, or overflows, on its very first tokens."""
+    ids = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
+    if not model(input_ids=ids, use_cache=False).logits.isfinite().all():
+        raise UserError(
+            f"the {role or 'model'}'s logits are no numbers in {precision}: its weights are broken, or overflow; "
+            "mend them, or choose another --dtype"
+        )
 
 
 def check_writable(path: Path) -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import UserError
 from ..losses import IGNORE
-from ..sources import load_texts, parse_source
+from ..sources import check_text, load_texts, parse_source
 from ..store import start_token
 from .measure import Difference, Figure, Json, Measure, Subject
 from .options import SuiteOptions
@@ -200,6 +200,7 @@ def own_text(options: SuiteOptions) -> Corpus:
     """The user's --data, or Python's documentation; the first MAX_WINDOWS windows unless there is a limit."""
     names = options.data or ("python-docs",)
     sources = [parse_source(name) for name in names]
+    check_text(names)
     identity = str([source.identity for source in sources])
     limit = MAX_WINDOWS if options.limit is None else options.limit
     return Corpus("data", lambda: (t for n in names for t in load_texts(n)), identity, options.context[0], limit)

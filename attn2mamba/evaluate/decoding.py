@@ -159,7 +159,7 @@ class _Sampler(LogitsProcessor):
         inside = mass - ordered < self.sampling.top_p
         kept = torch.where(inside, ordered, 0).sum(-1, keepdim=True)
         place = ((mass <= draw * kept) & inside).sum(-1, keepdim=True)
-        place = place.minimum(inside.sum(-1, keepdim=True) - 1)
+        place = place.minimum(inside.sum(-1, keepdim=True) - 1).clamp_min(0)  # of no number, nothing is inside
         return torch.full_like(scores, -torch.inf).scatter(-1, tokens.gather(-1, place), 0.0)
 
 

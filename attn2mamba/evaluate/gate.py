@@ -4,11 +4,11 @@ import math
 from dataclasses import replace
 
 from .corpora import WIKITEXT, Corpus, own_text, wikitext2
+from .lambada import NAME as LAMBADA
 from .lambada import Lambada
 from .measure import Json, Measure, Subject
 from .options import SuiteOptions
 
-LAMBADA = "EleutherAI/lambada_openai"
 WINDOWS, CONTEXT, PASSAGES = 4, 1024, 64
 """What is measured on the teacher before anything else: seconds of work."""
 
@@ -28,7 +28,7 @@ LEAST_GAIN = 4
 def gate_measures(options: SuiteOptions) -> list[Measure]:
     """The beginning of the user's own text, else of Python's documentation; of WikiText-2 and LAMBADA too, where a data
     root has them."""
-    few, root = replace(options, limit=WINDOWS, context=(CONTEXT,)), options.data_root
+    few, root = replace(options, limit=WINDOWS, context=(min(CONTEXT, *options.context),)), options.data_root
     found: list[Measure] = [own_text(few)]
     if root is not None and (root / WIKITEXT).is_dir():
         found.append(wikitext2(few))
@@ -40,6 +40,8 @@ def gate_measures(options: SuiteOptions) -> list[Measure]:
 def unlike_itself(measure: Measure, subject: Subject, units: dict[str, Json]) -> str | None:
     """Why the results of a gate are not those of the model of that name, or None; models that nobody knows pass."""
     known = KNOWN.get(subject.name, {}).get(measure.name, {})
+    if isinstance(measure, Corpus) and measure.context != CONTEXT:
+        known = {}
     if measure.name == "data" and "python-docs" not in str(measure.options()):
         known = {}
     figures = measure.figures(units)

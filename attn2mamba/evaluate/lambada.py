@@ -1,14 +1,17 @@
 """LAMBADA (arXiv 1606.06031): the last word of a passage, which takes the whole passage to guess."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+from ..errors import UserError
 from .measure import Difference, Figure, Json, Measure, Subject, joined_scores
 from .options import SuiteOptions
 from .ratios import EXPONENTIAL, ratio_difference, ratio_figure
 from .reading import Reading, continuation_ids, first_ids, token_ids
-from .task_data import read_rows, rows_digest
+from .task_data import read_texts, rows_digest
 
+NAME = "EleutherAI/lambada_openai"
 UNIT = 32
 """Passages of a unit."""
 ENOUGH = 100
@@ -30,8 +33,9 @@ class Lambada(Measure):
     @property
     def passages(self) -> list[str]:
         if not self._passages:
-            rows = read_rows(self.data_root, "EleutherAI/lambada_openai", "default", "test", self.limit)
-            self._passages = [row["text"] for row in rows]
+            self._passages = read_texts(self.data_root, NAME, "default", "test", self.limit)
+            if short := [text for text in self._passages if len(text.split()) < 2]:
+                raise UserError(f"{NAME} has a passage of less than two words ({short[0]!r}); fetch the data set again")
         return self._passages
 
     def options(self) -> Json:
@@ -47,8 +51,9 @@ class Lambada(Measure):
             target = continuation_ids(subject.tokenizer, text, f" {word}")
             ids = first_ids(subject.tokenizer) + token_ids(subject.tokenizer, text)
             likelihoods, predicted = Reading(subject.model).read(ids).follow(target)
-            scores["accuracy"].append(float(predicted.tolist() == target))
-            scores["log_likelihood"].append(float(likelihoods.double().sum()))
+            total = float(likelihoods.double().sum())
+            scores["accuracy"].append(math.nan if math.isnan(total) else float(predicted.tolist() == target))
+            scores["log_likelihood"].append(total)
         return {"scores": scores}
 
     def figures(self, results: dict[str, Json]) -> dict[str, Figure]:

@@ -42,7 +42,7 @@ class Positions(Measure):
 
     def units(self, subject: Subject) -> list[str]:
         """Numbers of texts. Raises UserError where none is long enough or the context does not fit into memory."""
-        check_context(subject.model, self.context[-1])
+        check_context(subject.model, self.context[-1] + 1)  # with the start token
         if subject.tokenizer.eos_token_id is None and start_token(subject.tokenizer) is None:
             raise UserError(
                 f"tokenizer '{subject.tokenizer.name_or_path}' has no EOS token to start from; set eos_token"

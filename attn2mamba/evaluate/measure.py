@@ -123,15 +123,17 @@ def mean_figure(scores: list[float]) -> Figure:
 def paired(ours: list[float], theirs: list[float]) -> Difference:
     """Difference of means over the same items. Of right or wrong answers, p is of the exact sign test (McNemar)
     and the standard error has half an item more either way (Agresti and Min, 2005): ten answers alike do not prove that
-    all are. Elsewhere p is of Student's t."""
+    all are. Elsewhere p is of Student's t, unless all differences are alike: so they are by chance where items are few
+    and scores coarse, and the sign test takes its place."""
     assert len(ours) == len(theirs), "paired scores need the same items"
     if not all(math.isfinite(score) for score in (*ours, *theirs)):
         return Difference(math.nan, None, math.nan, len(ours))
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     count, mean = len(differences), statistics.fmean(differences)
     error = statistics.stdev(differences) / math.sqrt(count) if count > 1 else None
-    if {*ours, *theirs} <= {0.0, 1.0}:
-        better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    shares = all(0 <= score <= 1 for score in (*ours, *theirs))
+    better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    if {*ours, *theirs} <= {0.0, 1.0} or (error == 0 and shares):
         p = sign_test(better, worse)
         error = math.sqrt(better + worse + 1 - (better - worse) ** 2 / (count + 2)) / (count + 2)
     else:
@@ -145,7 +147,7 @@ def two_sided_p(mean: float, error: float | None, count: int) -> float:
         return math.nan
     if error is None or mean == 0:
         return 1.0
-    return student_t(abs(mean) / error, count - 1) if error else 0.0
+    return student_t(abs(mean) / error, count - 1) if error else sign_test(count, 0)
 
 
 def student_t(t: float, freedom: int) -> float:
@@ -165,6 +167,8 @@ def student_t(t: float, freedom: int) -> float:
 
 EQUAL_MARGIN = 0.01
 """What counts as equal: of a score between 0 and 1 or of nats; of the teacher's figure where that is above 1."""
+LEAST_ITEMS = 30
+"""Fewer prove no equality, however alike."""
 NATS = ("nats", "nll", "kl", "log_likelihood")
 """What the names of metrics in nats begin with: 0.01 of them is 1 % of a perplexity, whatever their sum."""
 
@@ -174,7 +178,8 @@ def verdict(metric: str, difference: Difference, teacher: float) -> str:
     tell."""
     margin = EQUAL_MARGIN if metric.startswith(NATS) else EQUAL_MARGIN * max(1.0, abs(teacher))
     error = difference.stderr
-    if error is not None and abs(difference.difference) + 2 * error <= margin and difference.n >= 30:
+    near = error is not None and abs(difference.difference) + 2 * error <= margin
+    if near and difference.n >= LEAST_ITEMS:
         return "equal"
     return "differs" if difference.p < 0.05 else "open"
 
@@ -184,6 +189,19 @@ def sign_test(better: int, worse: int) -> float:
     count = better + worse
     tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
     return min(1.0, 2 * tail / 2**count)
+
+
+EQUAL_MEANS = (
+    f"the 95 % interval of the paired difference lies within {EQUAL_MARGIN} (1 % of the teacher's figure where that is "
+    f"above 1 and not in nats), with at least {LEAST_ITEMS} items"
+)
+"""`equal` in words, for tables."""
+
+
+def with_error(value: float, error: float, sign: str = "") -> str:
+    """Both to the second digit of the error, and no more than four places: 62 ± 17, -0.399 ± 0.018."""
+    places = min(4, max(0, 1 - math.floor(math.log10(error)))) if math.isfinite(error) and error > 0 else 2
+    return f"{value:{sign},.{places}f} ± {error:,.{places}f}"
 
 
 def finite(x: Any) -> Any:

@@ -2,15 +2,16 @@
 
 Contexts are read one at a time, so batch size and padding do not enter."""
 
+import math
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 
 from ..errors import UserError
-from .measure import Difference, Figure, Json, Measure, Subject
+from .measure import Difference, Figure, Json, Measure, Subject, mean_figure
 from .options import SuiteOptions
 from .reading import Reading, beyond_training, check_context, continuation_ids, first_ids, token_ids
 from .recall import Question, make_item, usable_words
@@ -74,20 +75,33 @@ class Recall(ByLength):
         return super().differences(_by_context(results), _by_context(teacher))
 
     def cells(self, results: dict[str, Json]) -> list[Json]:
-        """{"task", "form", "tokens", "depth" (None: spread), "accuracy", "n" (answers), "chance", "beyond_training"}"""
-        scores: dict[tuple, list[float]] = defaultdict(list)
+        """{"task", "form", "tokens", "depth" (None: spread), "accuracy", "n" (answers), "items" (contexts), "stderr"
+        (over contexts; None of one), "chance", "beyond_training"}"""
+        scores: dict[tuple, list[list[float]]] = defaultdict(list)
         for result in results.values():
             for metric, values in result["scores"].items():
                 form, tokens = metric.split("@")
                 chance = result["chance"] if form == "likelihood" else 0.0
+                by_depth: dict[float | None, list[float]] = defaultdict(list)
                 for depth, score in zip(result["depths"], values, strict=True):
-                    place = self.name, form, int(tokens), depth, chance, result["beyond_training"]
-                    scores[place] += [score] * result["answers"]
+                    by_depth[depth] += [score] * result["answers"]
+                for depth, answers in by_depth.items():
+                    scores[self.name, form, int(tokens), depth, chance, result["beyond_training"]].append(answers)
         names = ("task", "form", "tokens", "depth", "chance", "beyond_training")
         return [
-            {**dict(zip(names, place, strict=True)), "accuracy": statistics.fmean(found), "n": len(found)}
+            {
+                **dict(zip(names, place, strict=True)),
+                **over_items(statistics.fmean(answers) for answers in found),
+                "n": sum(len(answers) for answers in found),
+            }
             for place, found in scores.items()
         ]
+
+
+def over_items(scores: Iterable[float]) -> Json:
+    """accuracy, its standard error (None of one item) and the number of items, which are independent of one another."""
+    figure = mean_figure(list(scores))
+    return {"accuracy": figure.value, "stderr": figure.stderr, "items": figure.n}
 
 
 def answer(reading: Reading, subject: Subject, question: Question) -> dict[str, float]:
@@ -97,6 +111,8 @@ def answer(reading: Reading, subject: Subject, question: Question) -> dict[str, 
     candidates = [continuation_ids(tokenizer, question.text, f" {word}") for word in question.candidates]
     likelihoods = dict(zip(question.candidates, reading.log_likelihoods(candidates), strict=True))
     text, count = str(tokenizer.decode(reading.greedy(question.answer_tokens(tokenizer)))), len(question.answers)
+    if any(map(math.isnan, likelihoods.values())):  # a model that overflows recalls nothing, but has no score either
+        return {"greedy": math.nan, "likelihood": math.nan}
     return {
         "greedy": statistics.fmean(bool(re.search(rf"\b{word}\b", text)) for word in question.answers),
         "likelihood": statistics.fmean(among_best(likelihoods, word, count) for word in question.answers),
@@ -151,8 +167,9 @@ class Strings(ByLength):
         draw = Random(f"{self.name} {self.seed} {unit}")
         string = self.make(draw, Vocabulary.of(subject.tokenizer), size, distance)
         ids, start = [*first_ids(subject.tokenizer), *string.ids[: string.scored[0]]], string.scored[0]
-        _, predicted = Reading(subject.model).read(ids).follow(string.ids[start:])
+        likelihoods, predicted = Reading(subject.model).read(ids).follow(string.ids[start:])
         right = [float(predicted[i - start] == string.ids[i]) for i in string.scored]
+        right = [math.nan] * len(right) if likelihoods.isnan().any() else right
         return {
             "scores": {f"accuracy@{distance}": [statistics.fmean(right)]},
             "size": size,
@@ -161,8 +178,8 @@ class Strings(ByLength):
         }
 
     def cells(self, results: dict[str, Json]) -> list[Json]:
-        """{"task", "size", "distance", "accuracy" (by token), "n" (tokens), "chance", "beyond_training"}; chance: of
-        guessing among the words that the string holds twice."""
+        """{"task", "size", "distance", "accuracy" (by token), "n" (tokens), "items" (strings), "stderr" (over strings),
+        "chance", "beyond_training"}; chance: of guessing among the words that the string holds twice."""
         found: dict[tuple, list[tuple[float, int]]] = defaultdict(list)
         for result in results.values():
             [(metric, [score])] = result["scores"].items()
@@ -173,7 +190,7 @@ class Strings(ByLength):
                 "task": self.name,
                 "size": size,
                 "distance": distance,
-                "accuracy": statistics.fmean(score for score, _ in scores),
+                **over_items(score for score, _ in scores),
                 "n": sum(tokens for _, tokens in scores),
                 "chance": 1 / size,
                 "beyond_training": beyond,

@@ -1,15 +1,19 @@
 """Unit results on disk, by model, measure, version and options: what was run is never run again."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..precision import inner_tensors
-from ..run import disk_errors, write_text
+from ..run import disk_errors
 from ..store import default_cache_dir, tokenizer_fingerprint
 from .measure import Json
 
@@ -20,14 +24,15 @@ def default_results_dir() -> Path:
 
 
 class Results:
-    """One file of JSON lines for each key: the key, then a line for each unit, written as soon as it is known."""
+    """One file of JSON lines for each key: the key, then a line for each unit, appended as soon as it is known. Several
+    processes may write to one file."""
 
     def __init__(self, directory: Path, fresh: bool = False) -> None:
         """With `fresh`, what is on disk counts for nothing and is written anew."""
         self.directory = directory
         self.fresh = fresh
         self._held: dict[str, dict[str, Json]] = {}
-        self._whole: set[str] = set()
+        self._opened: set[str] = set()
 
     def units(self, key: Json) -> dict[str, Json]:
         """The known units of `key`, by name."""
@@ -37,39 +42,49 @@ class Results:
         return self._held[path.name]
 
     def save(self, key: Json, unit: str, result: Json) -> None:
-        """The first unit of a key writes the file anew, without a line that a kill left half written."""
         self.units(key)[unit] = result
         path = self._path(key)
-        if path.name in self._whole:
-            with disk_errors(path), path.open("a") as file:
-                file.write(_line(unit, result))
-            return
         with disk_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [_line(name, known) for name, known in self.units(key).items()]
-        write_text(path, json.dumps(key) + "\n" + "".join(lines))
-        self._whole.add(path.name)
+            with path.open("a+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                anew = self.fresh and path.name not in self._opened
+                if anew or not _is_of(file, key):
+                    file.truncate(0)
+                    file.write(json.dumps(key).encode() + b"\n")
+                elif not _ends_a_line(file):  # a kill left it half written
+                    file.write(b"\n")
+                file.write(json.dumps([unit, result]).encode() + b"\n")
+        self._opened.add(path.name)
 
     def _path(self, key: Json) -> Path:
         text = json.dumps(key, sort_keys=True)
         return self.directory / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.jsonl"
 
 
-def _line(unit: str, result: Json) -> str:
-    return json.dumps([unit, result]) + "\n"
+def _is_of(file: IO[bytes], key: Json) -> bool:
+    file.seek(0)
+    try:
+        return json.loads(file.readline()) == json.loads(json.dumps(key))
+    except ValueError:
+        return False
+
+
+def _ends_a_line(file: IO[bytes]) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
 
 
 def _read(path: Path, key: Json) -> dict[str, Json]:
-    """The units in `path` up to the first broken line; none where it is missing or another key's."""
+    """The units in `path`, but for lines that are not whole; none where it is missing or another key's."""
     units: dict[str, Json] = {}
     try:
-        with path.open() as file:
-            if json.loads(file.readline()) != json.loads(json.dumps(key)):
-                return {}
-            for line in file:
-                unit, result = json.loads(line)
-                units[unit] = result
-    except (OSError, ValueError, TypeError):
+        with path.open("rb") as file:
+            for line in file if _is_of(file, key) else ():
+                with contextlib.suppress(ValueError, TypeError):
+                    unit, result = json.loads(line)
+                    units[unit] = result
+    except OSError:
         pass
     return units
 

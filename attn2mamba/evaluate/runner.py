@@ -51,11 +51,12 @@ def evaluate(
         tokenizer = tokenizer or subject.tokenizer
         models[subject.role] = describe(subject, tokenizer)
         for measure in gates if subject.role == TEACHER else ():
-            units = run_measure(measure, subject, results, steps)
+            units = run_measure(measure, subject, results, steps, ", check")
             gate(measure, complaint(measure, subject, units) or unlike_itself(measure, subject, units))
             passed[measure.name] = {name: figure.to_dict() for name, figure in measure.figures(units).items()}
-        for measure in measures:
-            found[measure.name][subject.role] = run_measure(measure, subject, results, steps)
+        for number, measure in enumerate(measures, 1):
+            place = f", {number} of {len(measures)}"
+            found[measure.name][subject.role] = run_measure(measure, subject, results, steps, place)
             if subject.role == TEACHER:
                 gate(measure, complaint(measure, subject, found[measure.name][TEACHER]))
                 measure.learn_from(found[measure.name][TEACHER])
@@ -107,12 +108,15 @@ def key_of(measure: Measure, subject: Subject) -> Json:
     }
 
 
-def run_measure(measure: Measure, subject: Subject, results: Results, steps: Steps) -> dict[str, Json]:
-    """The results of all units, in order; only those not known yet are run."""
+def run_measure(measure: Measure, subject: Subject, results: Results, steps: Steps, place: str = "") -> dict[str, Json]:
+    """The results of all units, in order; only those not known yet are run. place: which of how many, for display."""
     key, names = key_of(measure, subject), measure.units(subject)
     known = results.units(key)
     missing = [name for name in names if name not in known]
-    steps.start(f"{subject.role}: {measure.name}", len(names), len(names) - len(missing))
+    if not missing:
+        steps.note(f"{subject.role}: {measure.name}{place} is known")
+        return {name: known[name] for name in names}
+    steps.start(f"{subject.role}: {measure.name}{place}", len(names), len(names) - len(missing))
     try:
         for name in missing:
             began = time.monotonic()

@@ -19,12 +19,22 @@ def read_rows(data_root: Path | None, name: str, config: str, split: str, limit:
     folder = data_root / name / config
     files = sorted(folder.glob(f"{split}*.parquet"))
     if not files:
-        raise UserError(f"no {split}*.parquet in '{folder}'; put {name} there or leave --data-root out")
+        below = next((path for path in data_root.glob(f"*/{name}") if path.is_dir()), None)
+        mend = f"give --data-root {below.parents[1]}" if below else f"put {name} there or leave --data-root out"
+        raise UserError(f"no {split}*.parquet in '{folder}'; {mend}")
     try:
         rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"cannot read {split}*.parquet in '{folder}' ({str(error).splitlines()[0]})") from error
     return rows[:limit]
+
+
+def read_texts(data_root: Path | None, name: str, config: str, split: str, limit: int | None = None) -> list[str]:
+    """The column `text` of `read_rows`. Raises UserError where it is missing or empty, too."""
+    texts = [row.get("text") for row in read_rows(data_root, name, config, split, limit)]
+    if not texts or not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{name}, split {split}, has no texts in a column `text`; fetch the data set again")
+    return texts
 
 
 def _from_hub(name: str, config: str, split: str, limit: int | None) -> list[Any]:

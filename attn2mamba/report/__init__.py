@@ -14,7 +14,7 @@ def write_report(runs: Sequence[Path], output: Path | None = None) -> Path:
     """Write report.html and report.json about one run, or several side by side, to `output` (the first run's directory
     where it is None), and return the page's path. Raises UserError for a directory that is not a run."""
     with quiet():
-        document = make_document(runs)
+        document = make_document(runs, output)
         page = render(document)
     directory = output or runs[0]
     with disk_errors(directory):

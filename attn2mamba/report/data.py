@@ -15,6 +15,7 @@ from ..recipe import Recipe, load_recipe
 from ..student.configuration_attn2mamba import Attn2MambaConfig
 from ..train import steps_of
 from .numbers import Json
+from .shapes import SHAPES, misfit
 
 FORMATS = {"evaluation.json": evaluation.FORMAT, "bench.json": 1}
 """Of the files that this version reads; figures.json has none."""
@@ -33,6 +34,7 @@ class RunData:
     figures: Json = field(default_factory=dict)
     evaluation: Json = field(default_factory=dict)
     bench: Json = field(default_factory=dict)
+    scorecard: Json = field(default_factory=dict)
     config: Attn2MambaConfig | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -51,13 +53,29 @@ class RunData:
         return shlex.join(["attn2mamba", "distill", "--recipe", f"{self.path}/recipe.yaml", *words, "--output", "NEW"])
 
     def eval_command(self, tasks: str) -> str:
-        """Measures a suite and adds it to evaluation.json; the run knows its teacher."""
-        return shlex.join(["attn2mamba", "eval", str(self.path), "--tasks", tasks])
+        """Measures a suite and adds it to evaluation.json; the run knows its teacher, data are where they were."""
+        words = shlex.split(str(self.evaluation.get("command", "")))
+        root = [b for a, b in itertools.pairwise(words) if a == "--data-root"]
+        place = ["--data-root", root[0]] if root else []
+        return shlex.join(["attn2mamba", "eval", str(self.path), "--tasks", tasks, *place])
 
     @property
     def bench_command(self) -> str:
         """Measures speed up to the context of the headlines."""
         return shlex.join(["attn2mamba", "bench", str(self.path), "--context", "1k,4k,32k"])
+
+    def held_out_tokens(self, kind: str) -> tuple[int, str]:
+        """Of what a held-out loss of that kind of stage is a mean, and its name. figures.json counts each block of the
+        same text without its first token, which nothing predicts but from which attention starts."""
+        known, length = (
+            next((f["tokens"] for f in self.figures.values() if f.get("tokens")), 0),
+            self.recipe.sequence_length,
+        )
+        if not known:
+            return self.recipe.evaluate.tokens, "held-out tokens at most"
+        if kind == "transfer":
+            return known // (length - 1) * length, "held-out tokens"
+        return known, "held-out tokens at most" if self.recipe.reset_documents else "held-out tokens"
 
     @property
     def measures(self) -> dict[str, Json]:
@@ -93,9 +111,10 @@ def gather_run(path: Path, name: str) -> RunData:
         raise UserError(f"{file} is not a recipe that this version reads: {error}") from None
     run = RunData(name, path, recipe, read_header(file.read_text()))
     run.entries = read_metrics(run)
-    run.figures = {k: v for k, v in read_json(run, "figures.json").items() if isinstance(v, dict)}
+    run.figures = read_json(run, "figures.json")
     run.evaluation = read_json(run, "evaluation.json")
     run.bench = read_json(run, "bench.json")
+    run.scorecard = read_json(run, "scorecard.json")
     run.config = read_config(run)
     if not run.finished:
         run.problems.append(unfinished(run))
@@ -104,7 +123,10 @@ def gather_run(path: Path, name: str) -> RunData:
 
 def read_header(recipe: str) -> dict[str, list[str]]:
     """The options in the comment above a run's recipe; none where it was edited away."""
-    words = shlex.split(recipe.partition("\n")[0], comments=False)
+    try:
+        words = shlex.split(recipe.partition("\n")[0], comments=False)
+    except ValueError:  # an apostrophe in a comment of the user's own
+        return {}
     options: dict[str, list[str]] = {}
     for name, value in itertools.pairwise(words):
         if name.startswith("--") and name != "--recipe":
@@ -119,10 +141,12 @@ def read_metrics(run: RunData) -> list[Json]:
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         try:
             entry = load(line)
-            int(entry["stage"]), int(entry["step"])
-            entries.append(entry)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, RecursionError):
+            entry = None
+        if misfit(entry, SHAPES[path.name], "line"):
             broken += 1
+        else:
+            entries.append(entry)
     if broken:
         run.problems.append(f"metrics.jsonl: {broken} line{'s are' if broken > 1 else ' is'} broken and left out.")
     return entries
@@ -135,15 +159,19 @@ def read_json(run: RunData, name: str) -> Json:
         return {}
     try:
         content: Any = load(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         content = None
     if isinstance(content, dict) and name in FORMATS and content.get("format") != FORMATS[name]:
         run.problems.append(f"{name} is of another version of attn2mamba and left out; write it anew.")
         return {}
-    if isinstance(content, dict):
-        return content
-    run.problems.append(f"{name} is not a JSON object and left out; write it anew.")
-    return {}
+    if not isinstance(content, dict):
+        run.problems.append(f"{name} is not a JSON object and left out; write it anew.")
+        return {}
+    problem = misfit(content, SHAPES[name], name) if name in SHAPES else None
+    if problem:
+        run.problems.append(f"{name} is damaged and left out ({problem}); write it anew.")
+        return {}
+    return content
 
 
 def load(text: str) -> Any:
@@ -157,7 +185,7 @@ def read_config(run: RunData) -> Attn2MambaConfig | None:
         if (run.path / name / "config.json").is_file():
             try:
                 return Attn2MambaConfig.from_pretrained(run.path / name)
-            except (OSError, ValueError, TypeError) as error:
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 reason = " ".join(str(error).split())[:120]
                 run.problems.append(f"{name}/config.json cannot be read ({reason}); what needs it is left out.")
     return None

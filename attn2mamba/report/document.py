@@ -10,6 +10,7 @@ from .. import __version__
 from ..card import describe
 from ..evaluate.side_by_side import side_by_side
 from . import quality
+from .continuations import continuations
 from .data import RunData, gather
 from .layers import layers
 from .numbers import Json, Number
@@ -18,15 +19,17 @@ from .training import same_budget, training
 from .verdict import RULES, verdict
 
 
-def make_document(paths: Sequence[Path]) -> Json:
-    """Raises UserError for a directory that is not a run."""
+def make_document(paths: Sequence[Path], output: Path | None = None) -> Json:
+    """output: where the report is to go, if that was said: part of its command. Raises UserError for a directory that
+    is not a run."""
     runs = gather(paths)
+    command = ["attn2mamba", "report", *map(str, paths), *(["--output", str(output)] if output else [])]
     parts = [run_document(run) for run in runs]
     return plain(
         {
             "format": 1,
             "attn2mamba": __version__,
-            "command": shlex.join(["attn2mamba", "report", *map(str, paths)]),
+            "command": shlex.join(command),
             "rules": RULES,
             "same_budget": same_budget(runs, [part["training"] for part in parts]),
             "runs": parts,
@@ -62,6 +65,7 @@ def run_document(run: RunData) -> Json:
         "side_by_side": side_by_side(run.evaluation) if run.measures else [],
         "worse_generation": [f"{row['measure']} {row['metric']}" for row in quality.worse_generation(rows)],
         "cells": cells(run),
+        "continuations": continuations(run),
         "training": training(run),
         "speed": speeds,
         "layers": layers(run),

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from typing import Any
 
 import torch
@@ -34,13 +35,14 @@ def transfer_loss(run: RunData) -> Json | None:
             "metrics.jsonl and the saved model disagree on the number of layers; losses by layer are left out."
         )
         return None
+    n, of = run.held_out_tokens("transfer")
     return {
         "layers": indices,
         "loss": last["layers"],
         "loss_at_start": first["layers"],
         "name": next(stage.loss for stage in run.recipe.stages if stage.kind == "transfer"),
-        "n": run.recipe.evaluate.tokens,
-        "of": "held-out tokens at most",
+        "n": n,
+        "of": of,
         "precision": run.recipe.precision,
         "command": run.distill_command,
     }
@@ -77,7 +79,8 @@ def gate(run: RunData, parts: dict[int, dict[str, Tensor]]) -> Json | None:
 
 def _source(run: RunData, count: int, of: str) -> Json:
     """Weights are fp32; what is drawn from them is exact."""
-    return {"n": count, "of": of, "precision": "weights as saved", "command": f"attn2mamba report {run.path}"}
+    command = shlex.join(["attn2mamba", "report", str(run.path)])
+    return {"n": count, "of": of, "precision": "weights as saved", "command": command}
 
 
 def mixer_parts(run: RunData) -> dict[int, dict[str, Tensor]]:

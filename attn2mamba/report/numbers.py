@@ -5,11 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..evaluate.measure import with_error
 from ..sizes import human_bytes
 
 Json = dict[str, Any]
 MINUS = "\N{MINUS SIGN}"
 SUFFIXES = {"x": " x", "speed-up": " x", "rate": " tokens/s"}
+NOT_FINITE = "the student's perplexity is not finite"
+"""Note of a headline that was measured, and came out as no number."""
 MEASURED = "measured"
 """Note of a headline that was measured in its very place, and not reckoned from others."""
 
@@ -75,11 +78,11 @@ def human(value: float, unit: str, stderr: float | None = None) -> str:
     times = 2 if value < 10 else 0
     digits = {"x": times, "speed-up": times, "perplexity": 2, "nats": 4}.get(unit)
 
-    def write(x: float) -> str:
-        return plain(x) if digits is None or abs(value) >= 1e6 else f"{x:,.{digits}f}"
-
-    error = "" if stderr is None else f" ± {write(stderr)}"
-    return minus(f"{write(value)}{error}{SUFFIXES.get(unit, '')}")
+    if stderr and abs(value) < 1e6:
+        return minus(f"{with_error(value, stderr)}{SUFFIXES.get(unit, '')}")
+    text = plain(value) if digits is None or abs(value) >= 1e6 else f"{value:,.{digits}f}"
+    error = "" if stderr is None else f" ± {plain(stderr)}"
+    return minus(f"{text}{error}{SUFFIXES.get(unit, '')}")
 
 
 def plain(value: float) -> str:

@@ -125,7 +125,7 @@ def loss_groups(draw: Drawer) -> Iterator[Group]:
                 title = f"{name}by {x if x != 'flops' else 'FLOPs'}"
                 panels += draw.curves(title, series, axis, Axis(loss))
         source = sorted({_point_words(s) for _, s in stages})
-        held = sorted({f"held out: up to {s['n']:,} tokens" for _, s in stages})
+        held = sorted({f"n = {s['n']:,} {s['of']}" for _, s in stages})
         commands = list(dict.fromkeys(s["command"] for _, s in stages))
         if panels:
             text = "Loss: " + "; ".join(sorted({_loss_words(s) for _, s in stages})) + "."

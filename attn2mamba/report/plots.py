@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from .numbers import human_bytes
-from .svg import FAINT, HEAT, INK, MARGINS, SOFT, drawing, inline, look, panel
+from .svg import FAINT, HEAT, HEAT_MARGINS, INK, SOFT, drawing, inline, look, panel
 
 COUNTS = (("B", 1e9), ("M", 1e6), ("k", 1e3))
 FLOPS = (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
@@ -41,7 +41,7 @@ class Axis:
 def lines(name: str, label: str, series: Sequence[Line], x: Axis, y: Axis, marks: Sequence[float] = ()) -> Markup:
     """Curves in one panel; `marks` are places on the x axis to be marked by upright lines."""
     with drawing():
-        figure, axes = panel(4.4, 2.9)
+        figure, axes = panel(4.4, 3.1)
         for line in series:
             style = look(line.style, len(line.x))
             if line.faint:
@@ -62,24 +62,42 @@ def lines(name: str, label: str, series: Sequence[Line], x: Axis, y: Axis, marks
 
 def scale(axes: Axes, which: str, axis: Axis, values: Sequence[float]) -> None:
     """Label, scale and ticks of the x or y axis."""
-    getattr(axes, f"set_{which}label")(axis.label)
     ticks = getattr(axes, f"{which}axis")
+    if which == "x":
+        axes.set_xlabel(axis.label)
+    else:  # above the axis, where no tick's label, however wide, can push it out of the picture
+        axes.figure.text(0.01, 0.995, axis.label, ha="left", va="top")
     positive = [v for v in values if v > 0]
     if axis.log and positive:
         getattr(axes, f"set_{which}scale")("log", base=2 if axis.kind in ("tokens", "bytes") else 10)
-        low, high = min(positive), max(positive)
-        if axis.kind == "tokens" and which == "x":
-            ticks.set_major_locator(FixedLocator(thinned(sorted(set(positive)))))
-        elif high / low < 4:
-            ticks.set_major_locator(MaxNLocator(5))
-        elif high / low < 30:
-            ticks.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        places = sorted(set(positive)) if axis.kind == "tokens" else log_ticks(min(positive), max(positive), axis.kind)
+        ticks.set_major_locator(FixedLocator(thinned(places)))
         ticks.set_minor_locator(NullLocator())
+        if axis.kind != "tokens":
+            low, high = min(places[0], *positive), max(places[-1], *positive)
+            margin = (high / low) ** 0.04
+            getattr(axes, f"set_{which}lim")(low / margin, high * margin)
     else:
         ticks.set_major_locator(MaxNLocator(5, integer=axis.kind == "whole"))
     if axis.kind == "share":
         getattr(axes, f"set_{which}lim")(-0.04, 1.04)
     ticks.set_major_formatter(FuncFormatter(lambda value, _: short(value, axis.kind)))
+
+
+def log_ticks(low: float, high: float, kind: str) -> list[float]:
+    """Round numbers of a logarithmic axis, three at least: powers of two for bytes, which reach from below to above all
+    values; else as few to a decade as will do, and equal steps where the values lie close together."""
+    if kind == "bytes":
+        first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))
+        first, last = (first, last) if last - first > 1 else (first - 1, first + 1 if last == first else last)
+        return [2.0**power for power in range(first, last + 1)]
+    if high / low < 1.25:
+        low, high = low / 1.25, high * 1.25
+    for subs in ((1,), (1, 3), (1, 2, 5)):
+        inside = [x for x in LogLocator(base=10, subs=subs, numticks=99).tick_values(low, high) if low <= x <= high]
+        if len(inside) >= 3:
+            return inside
+    return [x for x in MaxNLocator(5).tick_values(low, high) if x > 0]
 
 
 def thinned(values: list[float], most: int = 7) -> list[float]:
@@ -111,7 +129,7 @@ def heat(
 ) -> Markup:
     """Cells shaded from 0 to 1, the first row on top; None leaves a cell empty. texts: what stands in them."""
     with drawing():
-        figure, axes = panel(4.4, 0.6 + (0.3 if texts else 0.11) * max(len(rows), 4), (0.6, *MARGINS[1:]))
+        figure, axes = panel(4.4, 0.6 + (0.3 if texts else 0.11) * max(len(rows), 4), HEAT_MARGINS)
         for i, row in enumerate(shares):
             for j, share in enumerate(row):
                 if share is None:

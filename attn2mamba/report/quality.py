@@ -1,18 +1,20 @@
 """What evaluation.json and figures.json say: rows for tables, and the headline figures of quality and recall."""
 
 import re
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..evaluate.calibration import calibrate
+from ..evaluate.calibration import calibrate, hardly_guesses
 from ..evaluate.measure import TEACHER
 from .data import RunData
-from .numbers import Json, Number, missing, normal_p, root_sum_square
+from .numbers import NOT_FINITE, Json, Number, missing, normal_p, root_sum_square
 
 STUDENT = "student"
 ACCURACIES = ("acc_norm", "acc", "accuracy", "exact_match")
 """Metrics that stand for a task in the mean over tasks; the first that it has."""
+
+FEW_TASKS = 3
+"""Tasks that are named one by one where a figure is of them."""
 
 TEXTS = ("wikitext2", "wikitext", "data")
 """Measures whose perplexity stands for a model's, in this order; then any other but lambada's, which is that of the
@@ -80,12 +82,28 @@ def perplexity_ratio(run: RunData, rows: list[Json]) -> Number:
     texts = [r for r in both if r["metric"] == "perplexity" and r["measure"] != "lambada"]
     broken = [r for r in rows if r["metric"] == "perplexity" and r["measure"] in TEXTS and TEACHER in r["values"]]
     if any(STUDENT not in r["values"] for r in broken if STUDENT in run.measures[r["measure"]]["figures"]):
-        return missing("x", run.eval_command("quality"), "the student's perplexity is not finite")
+        return missing("x", run.eval_command("quality"), NOT_FINITE)
     for row in sorted(texts, key=lambda r: TEXTS.index(r["measure"]) if r["measure"] in TEXTS else len(TEXTS)):
         ours, theirs = row["values"][STUDENT], row["values"][TEACHER]
-        return Number(
-            ours.value / theirs.value, "x", ours.n, "items", ours.precision, ours.command, note=row["measure"]
-        )
+        error = row["differences"].get(STUDENT, {}).get("stderr")
+        error = None if error is None else error / theirs.value
+        n, of = scored_text(run, row["measure"], ours.n)
+        common = (n, of, ours.precision, ours.command)
+        return Number(ours.value / theirs.value, "x", *common, stderr=error, note=row["measure"])
+    return held_out_ratio(run)
+
+
+def scored_text(run: RunData, measure: str, items: int) -> tuple[int, str]:
+    """How much text a perplexity is of: of our own measures windows and texts, of others `items`."""
+    rows = run.measures[measure].get("cells", {}).get(STUDENT, [])
+    if not rows or "windows" not in rows[0]:
+        return items, "items"
+    texts = rows[0]["documents"]
+    return rows[0]["windows"], f"windows of {rows[0]['context']:,} tokens from {texts:,} text{'s' if texts > 1 else ''}"
+
+
+def held_out_ratio(run: RunData) -> Number:
+    """Student's perplexity over the teacher's on the text held out in the run."""
     figures = {role: run.figures.get(role, {}) for role in (TEACHER, STUDENT)}
     if not all(figure.get("perplexity") for figure in figures.values()):
         return missing("x", run.eval_command("quality"))
@@ -109,14 +127,15 @@ def task_accuracy(run: RunData, rows: list[Json]) -> tuple[Number, Json | None]:
     error = None if None in errors else root_sum_square(errors) / count
     if whole <= 0:
         return missing("share", run.eval_command("paper"), "the teacher gets nothing right"), None
-    items, of = sum(x.n for x in ours), f"items of {count} task{'s' if count > 1 else ''}"
+    named = [row["measure"] for row in tasks]
+    items, of = sum(x.n for x in ours), f"items of {', '.join(named) if count <= FEW_TASKS else f'{count} tasks'}"
     common = (items, of, ours[0].precision, ours[0].command)
     kept = Number(
         sum(x.value for x in ours) / count / whole, "share", *common, stderr=None if error is None else error / whole
     )
-    names = ", ".join(row["measure"] for row in tasks)
-    difference = Number(mean, "points", *common, stderr=error, note=names).to_dict()
-    return kept, {**difference, "p": None if error is None else normal_p(mean, error)}
+    difference = Number(mean, "points", *common, stderr=error, note=", ".join(named)).to_dict()
+    p = differences[0]["p"] if count == 1 else None if error is None else normal_p(mean, error)
+    return kept, {**difference, "p": p}
 
 
 def _tasks(rows: list[Json]) -> Iterator[Json]:
@@ -144,28 +163,57 @@ def recall_cells(run: RunData, role: str) -> list[Json]:
     return [cell for cell in cells if cell.get("accuracy") is not None and cell.get("n")]
 
 
+class Place(NamedTuple):
+    """A length or distance of a measure: the models' figures and the chance of a guess; weight: in the mean."""
+
+    weight: float
+    teacher: Json
+    student: Json
+    chance: float
+
+
 def kept_recall(run: RunData) -> Number:
-    """Share of the teacher's right answers, over those of guessing, that the student gives too, where the teacher does
-    better than guessing; by likelihood, where a task is scored both ways, which asks for no obedience to a question.
-    The standard error is that of the student's answers alone."""
-    cells = [cell for cell in recall_cells(run, STUDENT) if cell.get("form") != "greedy"]
-    judged = [cell for cell in cells if cell.get("teacher_fails") is False]
+    """Share of the teacher's score over guessing that the student keeps, where the teacher itself does better than
+    guessing; by likelihood, where a task is scored both ways, which asks for no obedience to a question. Every measure
+    counts alike, and in it every length or distance. The error is of both models' scores over contexts or strings, as
+    if they were independent."""
+    places: dict[str, list[Place]] = {}
+    whole = 0
+    for name, measure in run.measures.items():
+        if measure["kind"] == "recall" and {TEACHER, STUDENT} <= set(measure["figures"]):
+            places[name] = _above_guessing(measure)
+            whole += sum(not metric.startswith("greedy@") for metric in measure["figures"][STUDENT])
+    judged = [place for found in places.values() for place in found]
     if not judged:
-        note = "the teacher itself fails everywhere" if any("teacher_fails" in cell for cell in cells) else ""
-        return missing("share", run.eval_command("recall"), note)
-    total = Counter[str]()
-    for cell in judged:
-        total[cell["measure"]] += cell["n"]
-    weights = [c["n"] / total[c["measure"]] for c in judged]  # every measure counts alike
-    theirs = sum(w * (c["teacher"] - c.get("chance", 0.0)) for w, c in zip(weights, judged, strict=True))
-    ours = sum(w * (c["accuracy"] - c.get("chance", 0.0)) for w, c in zip(weights, judged, strict=True))
-    spread = [(c["accuracy"] * (1 - c["accuracy"]) / c["n"]) ** 0.5 for c in judged]
-    error = root_sum_square([w * x for w, x in zip(weights, spread, strict=True)]) / theirs
-    answers = sum(c["n"] for c in judged)
-    precision = run.precision_of(STUDENT)
-    command = "; ".join(dict.fromkeys(run.command_of(c["measure"]) for c in judged))
-    note = f"in {len(judged)} of {len(cells)} cells, where the teacher succeeds"
-    return Number(max(0.0, ours / theirs), "share", answers, "answers", precision, command, error, note)
+        return missing("share", run.eval_command("recall"), "the teacher itself fails everywhere" if whole else "")
+    theirs = sum(p.weight * (p.teacher["value"] - p.chance) for p in judged)
+    kept = sum(p.weight * (p.student["value"] - p.chance) for p in judged) / theirs
+    errors = [(p.weight, p.teacher.get("stderr"), p.student.get("stderr")) for p in judged]
+    error = None
+    if not any(a is None or b is None for _, a, b in errors):
+        error = root_sum_square([w * x for w, a, b in errors for x in (kept * (a or 0.0), b or 0.0)]) / theirs
+    names = [name for name, found in places.items() if found]
+    command = "; ".join(dict.fromkeys(run.command_of(name) for name in names))
+    of = f"contexts or strings of {', '.join(names)}"
+    note = f"at {len(judged)} of {whole} lengths and distances, where the teacher succeeds"
+    n = sum(place.student["n"] for place in judged)
+    return Number(max(0.0, kept), "share", n, of, run.precision_of(STUDENT), command, error, note)
+
+
+def _above_guessing(measure: Json) -> list[Place]:
+    """The lengths or distances at which the teacher does better than a guess. Metrics are FORM@TOKENS or
+    accuracy@DISTANCE; the chance is that of the cells behind them, by answers."""
+    found = []
+    for metric, ours in measure["figures"][STUDENT].items():
+        form, _, place = metric.partition("@")
+        theirs = measure["figures"][TEACHER].get(metric)
+        rows = [c for c in measure["cells"][TEACHER] if str(c.get("tokens", c.get("distance"))) == place]
+        rows = [c for c in rows if c.get("form", form) == form]
+        if form == "greedy" or not _has_value(ours) or not _has_value(theirs) or not rows or hardly_guesses(rows):
+            continue
+        chance = sum(row["n"] * row.get("chance", 0.0) for row in rows) / sum(row["n"] for row in rows)
+        found.append((theirs, ours, chance))
+    return [Place(1 / len(found), *figures) for figures in found]
 
 
 def worse_generation(rows: list[Json]) -> list[Json]:

@@ -18,13 +18,23 @@ def recall_groups(draw: Drawer) -> Iterator[Group]:
         forms = dict.fromkeys(c.get("form", "") for _, _, rows in draw.roles(name) for c in rows)
         panels = [panel for form in forms for panel in _recall_panels(draw, name, form)]
         precisions, commands = draw.cell_sources([name])
-        counts = [c["n"] for _, _, rows in draw.roles(name) for c in rows]
         text = _notes(draw, name)
         curves = not any(c.get("depth") is not None for _, _, rows in draw.roles(name) for c in rows)
         legend = draw.legend([(run, role) for run, role, _ in draw.roles(name)]) if curves else []
-        yield Group(
-            name, panels, text, legend, [f"{count_words(counts)} answers a cell, {', '.join(precisions)}"], commands
-        )
+        yield Group(name, panels, text, legend, [f"{_count(draw, name)}, {', '.join(precisions)}"], commands)
+
+
+def _count(draw: Drawer, name: str) -> str:
+    """Of what a point or a field is a mean: the items, which are independent, where the cells know them."""
+    cells = [c for _, _, rows in draw.roles(name) for c in rows]
+    if not all("items" in c for c in cells):
+        return f"{count_words([c['n'] for c in cells])} answers each"
+    words = f"{count_words([c['items'] for c in cells])} {'strings' if 'distance' in cells[0] else 'contexts'} each"
+    return words + ("; bars are one standard error over them" if any(_drawn_bar(c) for c in cells) else "")
+
+
+def _drawn_bar(cell: Json) -> bool:
+    return cell.get("depth") is None and cell.get("stderr") is not None
 
 
 def _notes(draw: Drawer, name: str) -> str:
@@ -70,10 +80,9 @@ def _recall_panels(draw: Drawer, name: str, form: str) -> Iterator[Panel]:
 
 
 def _bars(cells: list[Json]) -> tuple[list[float], list[float]]:
-    """One standard error of a share on either side."""
-    errors = [(c["accuracy"] * (1 - c["accuracy"]) / c["n"]) ** 0.5 for c in cells]
-    pairs = list(zip(cells, errors, strict=True))
-    return [max(0.0, c["accuracy"] - e) for c, e in pairs], [min(1.0, c["accuracy"] + e) for c, e in pairs]
+    """One standard error over independent items on either side; nothing where there is none."""
+    pairs = [(c["accuracy"], c.get("stderr") or 0.0) for c in cells]
+    return [max(0.0, share - error) for share, error in pairs], [min(1.0, share + error) for share, error in pairs]
 
 
 def _heat_map(draw: Drawer, rows: list[Json], label: str) -> Any:

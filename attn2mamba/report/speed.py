@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from ..precision import PRECISIONS
 from ..sizes import cross_over, kv_bytes, state_bytes
 from .data import RunData
 from .numbers import MEASURED, Json, Number, missing
@@ -95,7 +96,7 @@ def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, com
         never = "the machine's speed drifted between cells, so no length is given"
     elif len(set(contexts)) < 4:
         never = "too few contexts to tell a length"
-    decode = missing("tokens", command, never) if crossing else missing("tokens", command)
+    decode = missing("tokens", run.bench_command, never if crossing else "")
     if crossing.get("tokens") is not None:
         decode = Number(crossing["tokens"], "tokens", *fitted, stderr=crossing.get("stderr"), note=where)
     prefill = scaling.get("prefill_cross_over") or {}
@@ -116,10 +117,21 @@ def _scaling(run: RunData, scaling: Json, cells: list[Json], precision: str, com
         "decode_cross_over": decode,
         "prefill_cross_over": first,
         "speed_up_at_32k": up,
-        "speed_up_measured": bool(ratio.get("measured")),
+        "speed_up_measured": _speed_up_measured(run, cells, precision, command),
         "gain": scaling.get("gain", []),
         "lines": {role: scaling.get(role) for role in ROLES},
     }
+
+
+def _speed_up_measured(run: RunData, cells: list[Json], precision: str, command: str) -> Number:
+    """At the longest context that both models were measured at, which is its note."""
+    both = [cell for cell in cells if all("token_latency" in cell.get(role, {}) for role in ROLES)]
+    if not both:
+        return missing("speed-up", run.bench_command)
+    last = max(both, key=lambda cell: cell["context"])
+    theirs, ours = (last[role]["token_latency"]["median"] for role in ROLES)
+    repeats = min(last[role]["repeats"] for role in ROLES)
+    return Number(theirs / ours, "speed-up", repeats, "repeats", precision, command, note=f"{last['context']:,} tokens")
 
 
 def _quality(quality: Any, precision: str, command: str) -> Json | None:
@@ -135,33 +147,38 @@ def _quality(quality: Any, precision: str, command: str) -> Json | None:
 
 
 def headlines(run: RunData, speeds: Json | None) -> dict[str, Number]:
-    """memory_at_32k, memory_factor_at_32k and memory_cross_over, reckoned as `inspect` does; speed_up_at_32k and
-    speed_cross_over, of one sequence, in the benchmark's first precision."""
+    """Of one sequence, in the benchmark's first precision: memory_at_32k, memory_factor_at_32k and memory_cross_over,
+    reckoned from shapes (without a benchmark in the precision of `inspect`); speed_up_at_32k, speed_up_measured (at the
+    longest context) and speed_cross_over."""
     found = _memory(run)
     empty = {name: missing(unit, run.bench_command) for name, unit in SPEED.items()}
     batches = next(iter(speeds["precisions"].values()))["by_batch"] if speeds else []
     one = next((b for b in batches if b["batch"] == 1), None)
     if one is None:
         return found | empty
-    return found | {"speed_up_at_32k": one["speed_up_at_32k"], "speed_cross_over": one["decode_cross_over"]}
+    speed_up = {"speed_up_at_32k": one["speed_up_at_32k"], "speed_up_measured": one["speed_up_measured"]}
+    return found | speed_up | {"speed_cross_over": one["decode_cross_over"]}
 
 
-SPEED = {"speed_up_at_32k": "speed-up", "speed_cross_over": "tokens"}
+SPEED = {"speed_up_at_32k": "speed-up", "speed_up_measured": "speed-up", "speed_cross_over": "tokens"}
 MEMORY = {"memory_at_32k": "bytes", "memory_factor_at_32k": "x", "memory_cross_over": "tokens"}
 
 
 def _memory(run: RunData) -> dict[str, Number]:
     command = shlex.join(["attn2mamba", "inspect", str(run.path)])
+    name, element = next(iter(run.bench.get("precisions", {})), None), ELEMENT
+    if name in PRECISIONS:
+        command, element = str(run.bench.get("command", "")), PRECISIONS[name].itemsize
     if run.config is None or not run.finished:
         return {name: missing(unit, run.distill_command) for name, unit in MEMORY.items()}
-    config, note = run.config, "reckoned from shapes, fp32 state"
-    ours = state_bytes(config, ELEMENT) + kv_bytes(config, LONG, ELEMENT, kept_only=True)
-    theirs = kv_bytes(config, LONG, ELEMENT)
-    common = (1, "sequence", ELEMENT_NAME, command)
-    meeting = cross_over(config, ELEMENT)
+    config, note = run.config, "reckoned from shapes"
+    ours = state_bytes(config, element) + kv_bytes(config, LONG, element, kept_only=True)
+    theirs = kv_bytes(config, LONG, element)
+    common = (1, "sequence", name or ELEMENT_NAME, command)
+    meeting = cross_over(config, element)
     never = missing("tokens", command, "never: every converted layer had a small sliding window")
     return {
-        "memory_at_32k": Number(ours, "bytes", *common, note=note),
+        "memory_at_32k": Number(ours, "bytes", *common, note=f"{note}, recurrent state in fp32"),
         "teacher_memory_at_32k": Number(theirs, "bytes", *common, note=note),
         "memory_factor_at_32k": Number(theirs / ours, "x", *common, note=note),
         "memory_cross_over": never if meeting is None else Number(meeting, "tokens", *common, note=note),

@@ -48,7 +48,11 @@ def _group(draw: Drawer, parts: list[tuple[Json, Json]], precision: str, batch: 
 
 def _machine(machine: Any) -> str:
     known = machine or {}
-    words = [known.get("name"), f"{known['threads']} threads" if known.get("threads") else "", known.get("device")]
+    words = [
+        known.get("name"),
+        f"{known['threads']} thread{'s' if known['threads'] > 1 else ''}" if known.get("threads") else "",
+        known.get("device"),
+    ]
     return ", ".join(str(x) for x in words if x)
 
 

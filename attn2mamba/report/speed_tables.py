@@ -1,6 +1,8 @@
 """Tables of speed and memory: every cell, the gain split in two, and precisions beside each other."""
 
-from ..benchmarking.text import BUSY
+from collections.abc import Sequence
+
+from ..benchmarking.text import disturbances
 from .numbers import Json, count_words, human, minus, plain
 from .tables import NONE, Cell, Table
 
@@ -11,23 +13,44 @@ def speeds(run: Json, precision: str) -> Table:
     """Every cell of a benchmark."""
     part, body = run["speed"]["precisions"][precision], []
     for row in part["rows"]:
-        place = f"{row['context']:,} tokens, batch {row['batch']}"
         latency = Cell(row["latency"]["text"], _spread(row["quartiles"]))
         rates = {k: Cell(plain(row[k]["value"])) for k in ("decode", "prefill")}
         names = ("p95", "decode", "first_token", "prefill", "cache", "peak")
         cells = [rates[k] if k in rates else Cell(row[k]["text"]) for k in names]
-        note = "beyond training length" if row["beyond_training"] else ""
-        count = Cell(f"{row['first_token']['n']:,}", f"{row['latency']['n']:,} tokens")
-        body.append([Cell(place, note), Cell(row["role"]), latency, *cells, count])
+        note = f"batch {row['batch']}" + (", beyond training length" if row["beyond_training"] else "")
+        count = Cell(f"{row['first_token']['n']:,} repeats", f"{row['latency']['n']:,} tokens timed")
+        body.append([Cell(_context(row["context"]), note), Cell(row["role"]), latency, *cells, count])
     columns = ["context", "model", "time per token", "p95", "decode", "first token", "prefill", "cache", "peak", "n"]
     skipped = [f"{s['role']} at {s['context']:,} x {s['batch']}: {s['why']}" for s in part["skipped"]]
-    text = "Medians, with quartiles below. Decode and prefill in tokens per second over the batch; n in repeats. "
+    text = (
+        "Context: tokens read before the first new one. Time per token and p95 are over all tokens timed, quartiles "
+        "below; the rest are medians over repeats. Decode and prefill are tokens per second over the batch. Decode is "
+        "all new tokens of a repeat over their whole time, slow ones included: not one over the time per token. "
+    )
     text += f"Not run: {'; '.join(skipped)}. " if skipped else ""
-    busy = max((row["others_busy"] or 0.0 for row in part["rows"]), default=0.0)
-    text += f"Other work took up to {busy:.0%} of the machine's CPUs meanwhile. " if busy >= BUSY else ""
     text += part["note"] or ""
     title = f"{run['name']}, {precision}: every context and batch"
     return Table(title, columns, body, text, [precision], [str(run["speed"]["command"])])
+
+
+def _context(tokens: int) -> str:
+    return f"context {tokens:,}"
+
+
+def disturbed(runs: Sequence[Json]) -> str:
+    """What makes all times of a benchmark less sure, tables and plots alike."""
+    lines = []
+    for run in (run for run in runs if run["speed"]):
+        rows = [row for part in run["speed"]["precisions"].values() for row in part["rows"]]
+        cells = [{role: _made(row) if role == row["role"] else {} for role in ROLES} for row in rows]
+        repeats = (run["speed"]["options"] or {}).get("repeats", 0)
+        found = disturbances({"models": ROLES, "cells": cells}, repeats)
+        lines += [line if len(runs) == 1 else f"{run['name']}: {line}" for line in found]
+    return " ".join(lines)
+
+
+def _made(row: Json) -> Json:
+    return {"repeats": row["first_token"]["n"], "others_busy": row["others_busy"]}
 
 
 def _spread(quartiles: list[float | None] | None) -> str:
@@ -39,7 +62,7 @@ def gains(run: Json, precision: str) -> Table | None:
     part, body = run["speed"]["precisions"][precision], []
     for batch in part["by_batch"]:
         for gain in batch["gain"]:
-            place = Cell(f"{gain['context']:,} tokens, batch {batch['batch']}")
+            place = Cell(_context(gain["context"]), f"batch {batch['batch']}")
             seconds = [gain[k] * 1e3 for k in ("seconds", "fixed", "from_state")]
             cells = [r for r in part["rows"] if (r["context"], r["batch"]) == (gain["context"], batch["batch"])]
             body.append(
@@ -51,7 +74,7 @@ def gains(run: Json, precision: str) -> Table | None:
             )
     if not body:
         return None
-    columns = ["context", "saved a token", "near no context too", "from the fixed state", "n, repeats"]
+    columns = ["context", "saved a token", "near no context too", "from the fixed state", "n: repeats"]
     text = "Negative: the student takes longer. What it saves near no context comes from bytes of weights and overhead."
     return Table(f"{run['name']}, {precision}: where the gain comes from", columns, body, text, [precision],
                  [str(run["speed"]["command"])])  # fmt: skip

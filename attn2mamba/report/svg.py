@@ -58,9 +58,9 @@ def look(style: int, points: int) -> dict[str, Any]:
     }
 
 
-MARGINS = (0.78, 0.1, 0.48, 0.1)
-"""Left, right, bottom and top of a panel, in inches: room for 512 MiB and a label. They are the same for all curves, so
-that panels beside each other line up."""
+MARGINS, HEAT_MARGINS = (0.78, 0.1, 0.48, 0.32), (0.6, 0.1, 0.48, 0.1)
+"""Left, right, bottom and top of a panel, in inches: room for 512 MiB, and above it for the label. They are the same
+for all curves, so that panels beside each other line up."""
 
 
 def panel(width: float, height: float, margins: tuple[float, float, float, float] = MARGINS) -> tuple[Figure, Axes]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..evaluate.measure import TEACHER
+from ..evaluate.measure import EQUAL_MEANS, TEACHER
 from .numbers import Json, human, human_p
 from .panels import Subjects
 
@@ -64,8 +64,9 @@ def measures(runs: Sequence[Json], subjects: Subjects, kind: str) -> Table | Non
     text += " ± is one standard error."
     if any(r["differences"] for run in runs for r in run["measures"] if _shown(r, kind)):
         text += (
-            " Below: difference to the teacher over the same items, and the two-sided p of none. Equal: its 95 % "
-            "interval lies within 0.01 (above 1: 1 %); open: these items cannot tell."
+            " Below: the difference to the teacher over the same items, and the probability of one as large by chance "
+            f"(p; of a perplexity, that of its nats). Differs: p < 0.05; equal: {EQUAL_MEANS}; open: these items "
+            "cannot tell."
         )
     sources = sorted({n["precision"] for n in numbers})
     commands = list(dict.fromkeys(n["command"] for n in numbers))

@@ -44,7 +44,7 @@ def training(run: RunData) -> Json:
 
 def curves(run: RunData, rates: list[float] | None) -> list[Json]:
     """One entry a stage: `training` and `held_out` points {tokens, seconds, flops, loss}, counted over all stages so
-    far. A training point is the mean of `steps_per_point` steps."""
+    far. A training point is the mean of `steps_per_point` steps; a held-out one is of `n` tokens."""
     result = []
     start = Place(0, 0.0, None if rates is None else 0.0)
     for index, stage in enumerate(run.recipe.stages):
@@ -56,6 +56,7 @@ def curves(run: RunData, rates: list[float] | None) -> list[Json]:
             (places[e["step"]], e["held_out_loss"]) for e in entries if e["step"] in places and "held_out_loss" in e
         ]
         group = max(1, -(-len(steps) // POINTS))
+        n, of = run.held_out_tokens(stage.kind)
         result.append(
             {
                 "stage": index,
@@ -65,8 +66,8 @@ def curves(run: RunData, rates: list[float] | None) -> list[Json]:
                 "held_out": [point(*x) for x in held_out if x[1] is not None],
                 "skipped_steps": max((e.get("skipped", 0) for e in entries), default=0),
                 "steps_per_point": group,
-                "n": run.recipe.evaluate.tokens,
-                "of": "held-out tokens at most; training: tokens of a step",
+                "n": n,
+                "of": of,
                 "precision": run.recipe.precision,
                 "command": run.distill_command,
             }
@@ -130,8 +131,8 @@ def finetune_losses(stages: list[Json]) -> list[Json]:
 
 def held_out(run: RunData, reached: Json) -> Number:
     note = f"after {reached['tokens']:,} training tokens"
-    n, command = run.recipe.evaluate.tokens, run.distill_command
-    return Number(reached["loss"], "nats", n, "held-out tokens at most", run.recipe.precision, command, note=note)
+    n, of = run.held_out_tokens("finetune")
+    return Number(reached["loss"], "nats", n, of, run.recipe.precision, run.distill_command, note=note)
 
 
 def same_budget(runs: Sequence[RunData], trainings: Sequence[Json]) -> Json | None:

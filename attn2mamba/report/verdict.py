@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from .numbers import INTERVAL, MEASURED, Json, Number, human
+from .numbers import INTERVAL, MEASURED, NOT_FINITE, Json, Number, human
 
 KEPT_RATIO, NEAR_RATIO = 1.05, 1.25
 KEPT_RECALL, SOME_RECALL = 0.9, 0.5
@@ -38,7 +38,7 @@ WORSE = (Grade.KEPT, Grade.MOST, Grade.OPEN, Grade.LOST)
 
 def grade_perplexity(ratio: Number) -> Grade:
     if ratio.value is None:
-        return Grade.UNKNOWN
+        return Grade.LOST if ratio.note == NOT_FINITE else Grade.UNKNOWN
     return Grade.KEPT if ratio.value <= KEPT_RATIO else Grade.MOST if ratio.value <= NEAR_RATIO else Grade.LOST
 
 
@@ -86,7 +86,7 @@ def verdict(name: str, card: dict[str, Number], difference: Json | None) -> str:
     quality, recall = grade_quality(card["perplexity_ratio"], difference), grade_recall(card["recall_kept"])
     parts = [_kept(quality, recall, card, difference)]
     parts += [x for x in (_memory(card), _speed(card)) if x]
-    unknown = [word for word, key in UNKNOWN.items() if card[key].value is None]
+    unknown = [word for word, key in UNKNOWN.items() if card[key].value is None and card[key].note != NOT_FINITE]
     if difference is None:
         unknown.insert(0, "task accuracy")
     if parts == [""]:
@@ -115,10 +115,13 @@ def _kept(quality: Grade, recall: Grade, card: dict[str, Number], difference: Js
 
 def _quality(grade: Grade, ratio: Number, difference: Json | None) -> str:
     where = f"{ratio.text} the teacher's{f' on {ratio.note}' if ratio.note else ''}"
+    if ratio.note == NOT_FINITE:
+        return f"{QUALITY[grade]} (its perplexity is not finite)"
     if difference is None:
         return "" if grade is Grade.UNKNOWN else f"{PERPLEXITY[grade]} ({where})"
     accuracy = f"accuracy {human(difference['value'], 'points', difference['stderr'])}"
-    return f"{QUALITY[grade]} ({accuracy if ratio.value is None else f'perplexity {where}, {accuracy}'})"
+    accuracy += f" on {difference['of'].removeprefix('items of ')}: {grade_accuracy(difference)}"
+    return f"{QUALITY[grade]} ({accuracy if ratio.value is None else f'perplexity {where}; {accuracy}'})"
 
 
 def _memory(card: dict[str, Number]) -> str:
@@ -130,11 +133,15 @@ def _memory(card: dict[str, Number]) -> str:
 
 
 def _speed(card: dict[str, Number]) -> str:
-    number = card["speed_up_at_32k"]
+    number, context = card["speed_up_at_32k"], "32,768 tokens"
+    doubt = "" if number.note == MEASURED else f" ({number.note})"
+    if number.value is None:
+        number, doubt = card["speed_up_measured"], ""
+        context = number.note
     if number.value is None:
         return ""
-    doubt = "" if number.note == MEASURED else f" ({number.note})"
-    return f"after 32,768 tokens it decodes {_times(number.value)} as fast as its teacher{doubt}"
+    how = f"{_times(number.value)} as fast as" if number.value >= 1 else f"{_times(1 / number.value)} slower than"
+    return f"after {context} it decodes {how} its teacher{doubt}"
 
 
 def _times(factor: float) -> str:

@@ -12,6 +12,7 @@ from attn2mamba.data import load_texts
 from attn2mamba.errors import UserError
 from attn2mamba.evaluate.command import Loading, load_subject, merged, model_paths, score_text
 from attn2mamba.evaluate.corpora import Corpus
+from attn2mamba.evaluate.measure import with_error
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def test_a_run_beside_its_teacher(cli, run, trained, corpus, tmp_path, monkeypat
     teacher = measure["figures"]["teacher"]["perplexity"]["value"]
     assert difference["difference"] == pytest.approx(found["value"] - teacher)
     row = next(line for line in out.splitlines() if "data perplexity" in line)
-    assert f"{found['value']:.2f}" in row and difference["verdict"] in row
+    assert with_error(found["value"], found["stderr"]) in row and difference["verdict"] in row
     assert "bits_per_byte" not in out and "data bits_per_byte" not in err
 
     def never(*arguments):
@@ -141,7 +142,31 @@ def test_a_stop_says_how_to_go_on(cli, run, corpus, monkeypatch):
     monkeypatch.setattr(Corpus, "run", stop)
     code, _, err = cli(*words(run, corpus, "--seed", 5, "--fresh"))
     assert code == 130 and "Traceback" not in err
-    assert f"attn2mamba eval {run} --tasks data" in err.splitlines()[-1] and "--seed 5" in err
+    last = err.splitlines()[-1]
+    assert f"attn2mamba eval {run} --tasks data" in last and "--seed 5" in last
+    assert "--fresh" not in last  # it would measure again what is kept
+
+
+def test_a_student_that_is_no_number_gives_no_table(cli, run, corpus, tmp_path):
+    path = tmp_path / "run" / "final"
+    model = AutoModelForCausalLM.from_pretrained(path)
+    model.get_output_embeddings().weight.data[3] = torch.nan
+    model.save_pretrained(path)
+    for options in (("--tasks", "json"), ("--tasks", "data"), ()):
+        code, out, err = cli("eval", run, "--data", corpus, "--context", 32, *options)
+        assert (code, out) == (2, "") and "logits are no numbers in fp32" in err.splitlines()[-1]
+
+
+def test_names_are_not_markup(cli, run, trained, corpus):
+    code, out, err = cli(*words(run, corpus, "--also", f"[/b]={trained}", "--also", f"[red]x={trained}"))
+    assert code == 0, err
+    assert "[/b]" in out and "[red]x" in out
+
+
+def test_without_tasks_a_run_stands_beside_its_teacher(cli, run, trained, corpus):
+    code, out, err = cli("eval", run, "--data", corpus, "--context", 32, "--max-tokens", 64)
+    assert code == 0, err
+    assert trained[:40] in out and "ratio to teacher" in out
 
 
 MISTAKES = {
@@ -150,6 +175,8 @@ MISTAKES = {
     "no root": (["--tasks", "lambada", "--data-root", "nowhere"], "is no directory"),
     "empty root": (["--tasks", "lambada", "--data-root", "."], "EleutherAI/lambada_openai"),
     "no text": (["--tasks", "data", "--data", "nowhere.txt"], "no such file"),
+    "empty text": (["--tasks", "data", "--data", "empty.txt"], "holds no text"),
+    "above root": (["--tasks", "lambada", "--data-root", "above"], "give --data-root above/hub"),
     "context": (["--tasks", "data", "--context", "0"], "'--context'"),
     "also": (["--tasks", "data", "--also", "x"], "write NAME=DIR"),
     "taken": (["--tasks", "data", "--also", "student=x"], "with a NAME of its own"),
@@ -169,6 +196,8 @@ def test_mistakes_are_one_line(cli, run, tmp_path, monkeypatch, mistake, corpus)
         more = [*more, "--data", corpus, "--limit", 1, "--context", 16]
     if mistake == "unknown":
         monkeypatch.setattr("attn2mamba.evaluate.harness_tasks.is_installed", lambda: False)
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "above" / "hub" / "EleutherAI" / "lambada_openai").mkdir(parents=True)
     code, out, err = cli("eval", run, *more)
     assert (code, out) == (2, "")
     last = err.splitlines()[-1]

@@ -103,6 +103,12 @@ def test_few_items_and_no_data_needed(tmp_path, corpus):
     assert (own.name, own.limit, own.context) == ("data", gate.WINDOWS, gate.CONTEXT)
 
 
+def test_models_of_few_positions_pass_with_short_contexts(corpus):
+    """A gate of 1,024 tokens once refused GPT-2 with 512 positions, whatever --context said."""
+    (own,) = gate_measures(SuiteOptions(data=(corpus,), context=(256, 512)))
+    assert own.context == 256
+
+
 def test_what_a_data_root_has_is_read_too(tmp_path, corpus):
     folder = tmp_path / "EleutherAI" / "lambada_openai" / "default"
     folder.mkdir(parents=True)

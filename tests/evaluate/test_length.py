@@ -140,8 +140,26 @@ def test_where_texts_come_from(data, tmp_path):
 
 def test_positions_needs_memory(subject, data, monkeypatch):
     monkeypatch.setattr(reading_module, "free_bytes", lambda device: 100)
-    with pytest.raises(UserError, match="a context of 64 tokens takes"):
+    with pytest.raises(UserError, match="a context of 65 tokens takes"):
         Positions([data], [64], 1).units(subject)
+
+
+def test_learned_positions_hold_the_start_token_too(data, tiny_teacher, tiny_tokenizer):
+    model = tiny_teacher("gpt2", vocab_size=len(tiny_tokenizer), n_positions=200)
+    subject = Subject("teacher", "name", model, tiny_tokenizer, "fp32", "gpt2")
+    with pytest.raises(UserError, match="positions for 200 tokens, not 201"):
+        Positions([data], [200], 1).units(subject)
+    measure = Positions([data], [199], 1)
+    assert measure.run(subject, measure.units(subject)[0])["scores"]
+
+
+@pytest.mark.parametrize("column", [{"other": ["the cat sat"]}, {"text": [None]}, {"text": ["word"]}])
+def test_passages_that_are_none(tmp_path, column):
+    folder = tmp_path / "EleutherAI" / "lambada_openai" / "default"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.table(column), folder / "test.parquet")
+    with pytest.raises(UserError, match=r"lambada_openai.* fetch the data set again"):
+        Lambada(tmp_path, None).options()
 
 
 @pytest.fixture

@@ -6,7 +6,16 @@ import random
 
 import pytest
 
-from attn2mamba.evaluate.measure import Difference, Figure, joined_scores, mean_figure, paired, student_t, verdict
+from attn2mamba.evaluate.measure import (
+    Difference,
+    Figure,
+    joined_scores,
+    mean_figure,
+    paired,
+    student_t,
+    verdict,
+    with_error,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,26 @@ def test_pairing_removes_what_items_share():
     theirs = [10 * draw.random() for _ in range(50)]
     ours = [x + 0.01 + draw.gauss(0, 0.01) for x in theirs]
     assert mean_figure(theirs).stderr > 0.2 and paired(ours, theirs).p < 0.001
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_few_differences_that_happen_to_be_alike_prove_nothing(count):
+    """Scores of four answers lie on a coarse grid: two contexts, each one answer worse, once had p = 0."""
+    found = paired([0.5] * count, [0.75] * count)
+    assert found.p == pytest.approx(2 / 2**count) and verdict("greedy", found, 0.75) == "open"
+    assert paired([3.0] * count, [4.0] * count).p == pytest.approx(2 / 2**count)
+
+
+def test_coarse_scores_that_are_all_alike_are_not_equal_at_once():
+    assert verdict("right", paired([0.5] * 40, [0.5] * 40), 0.5) == "open"
+    assert verdict("right", paired([0.5] * 400, [0.5] * 400), 0.5) == "equal"
+
+
+def test_errors_say_how_many_digits_mean_something():
+    assert with_error(62.2169, 16.62) == "62 ± 17"
+    assert with_error(-0.39871, 0.018132, "+") == "-0.399 ± 0.018"
+    assert with_error(1.0, 0.0) == "1.00 ± 0.00"
+    assert with_error(5.0, math.inf) == "5.00 ± inf"
 
 
 def test_one_item_says_nothing():

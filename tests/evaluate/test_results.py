@@ -38,8 +38,8 @@ def test_a_broken_file_is_as_none(tmp_path, text):
     assert Results(tmp_path).units(KEY) == {"b": {}}
 
 
-@pytest.mark.parametrize("rest", ['["c", {"scores"', '["c"', '["c", {}, 1]\n', "\x00\x00"])
-def test_a_line_that_a_kill_cut_short_is_written_again(tmp_path, rest):
+@pytest.mark.parametrize("rest", ['["c", {"scores"', '["c"', '["c", {}, 1]\n', "\x00\x00", "7\n"])
+def test_a_line_that_a_kill_cut_short_costs_itself_alone(tmp_path, rest):
     results = Results(tmp_path)
     for unit in "ab":
         results.save(KEY, unit, {"x": 1})
@@ -47,19 +47,31 @@ def test_a_line_that_a_kill_cut_short_is_written_again(tmp_path, rest):
     with file.open("a") as out:
         out.write(rest)
     assert list(Results(tmp_path).units(KEY)) == ["a", "b"]
-    again = Results(tmp_path)
-    again.save(KEY, "c", {})
-    again.save(KEY, "d", {})
+    results.save(KEY, "d", {})
+    assert list(Results(tmp_path).units(KEY)) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_two_processes_lose_nothing_to_each_other(tmp_path, fresh):
+    """Both open the file while it is empty."""
+    first, second = Results(tmp_path, fresh), Results(tmp_path)
+    assert first.units(KEY) == second.units(KEY) == {}
+    for unit in "ab":
+        first.save(KEY, unit, {})
+    second.save(KEY, "c", {})
+    first.save(KEY, "d", {})
     assert list(Results(tmp_path).units(KEY)) == ["a", "b", "c", "d"]
 
 
-def test_what_a_unit_costs_to_keep_does_not_grow(tmp_path, monkeypatch):
+def test_what_a_unit_costs_to_keep_does_not_grow(tmp_path):
     """Units of half a megabyte, all written again for each, once took most of an evaluation's time."""
-    results, written = Results(tmp_path), []
-    monkeypatch.setattr("attn2mamba.evaluate.results.write_text", lambda path, text: written.append(len(text)))
+    results, inodes = Results(tmp_path), set()
     for unit in range(20):
         results.save(KEY, str(unit), {"x": "y" * 1000})
-    assert len(written) == 1
+        (file,) = tmp_path.glob("*.jsonl")
+        inodes.add(file.stat().st_ino)
+        assert file.stat().st_size < 1100 * (unit + 1) + 300
+    assert len(inodes) == 1  # appended, not written anew
 
 
 def test_a_place_that_cannot_be_written(tmp_path):

@@ -97,13 +97,25 @@ def measure(teacher: Json, student: Json, differences: Json, cells: dict[str, li
     }
 
 
+def by_place(cells: dict[str, list[Json]], form: str, place: str, n: int) -> list[Json]:
+    """Figures of teacher and student by length or distance: the mean accuracy of their cells."""
+    found: list[Json] = []
+    for role in ("teacher", "student"):
+        scores: dict[int, list[float]] = {}
+        for cell in cells[role]:
+            scores.setdefault(cell[place], []).append(cell["accuracy"])
+        found.append({f"{form}@{x}": figure(sum(s) / len(s), n, 0.03) for x, s in scores.items()})
+    return found
+
+
 def make_evaluation(lost: float = 0.0, recall: float = 0.5, lengths: tuple[int, ...] = (1024, 4096)) -> Json:
     """lost: accuracy that the student loses on the tasks; recall: share of the teacher's needles that it finds."""
     shares = {"teacher": 1.0, "student": recall}
     needles = {
         role: [
             {"task": "needle", "form": "likelihood", "tokens": n, "depth": d, "chance": 0.0625, "n": 20,
-             "beyond_training": n > 2048, "accuracy": 0.0625 + share * (0.9 if n < max(lengths) else 0.0)}
+             "beyond_training": n > 2048, "items": 20, "stderr": 0.05,
+             "accuracy": 0.0625 + share * (0.9 if n < max(lengths) else 0.0)}
             for n in lengths for d in (0.0, 0.5, 1.0)
         ]
         for role, share in shares.items()
@@ -111,7 +123,7 @@ def make_evaluation(lost: float = 0.0, recall: float = 0.5, lengths: tuple[int, 
     copying = {
         role: [
             {"task": "copying", "size": 32, "distance": d, "accuracy": share, "n": 128, "chance": 1 / 32,
-             "beyond_training": False}
+             "beyond_training": False, "items": 4, "stderr": 0.02}
             for d in (64, 128, 256)
         ]
         for role, share in (("teacher", 1.0), ("student", recall))
@@ -155,8 +167,8 @@ def make_evaluation(lost: float = 0.0, recall: float = 0.5, lengths: tuple[int, 
         "json": measure(
             {"valid": figure(0.6, 12)}, {"valid": figure(0.5, 12)}, {"valid": difference(-0.1, 0.1, 0.3, 12)}, turns
         ),
-        "needle": measure({"likelihood@1024": figure(0.9, 60)}, {"likelihood@1024": figure(0.5, 60)}, {}, needles),
-        "copying": measure({"accuracy@64": figure(1.0, 4)}, {"accuracy@64": figure(recall, 4)}, {}, copying),
+        "needle": measure(*by_place(needles, "likelihood", "tokens", 60), {}, needles),
+        "copying": measure(*by_place(copying, "accuracy", "distance", 4), {}, copying),
         "positions": measure({"perplexity@4096": figure(21.0, 8)}, {"perplexity@4096": figure(23.1, 8)}, {}, positions),
     }  # fmt: skip
     kinds = {"needle": "recall", "copying": "recall", "positions": "positions"}

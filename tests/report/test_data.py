@@ -1,11 +1,16 @@
 """Reading a run's directory, whole or not."""
 
+import copy
+import functools
 import json
+import random
 
 import pytest
 
-from attn2mamba.report.data import gather, gather_run
+from attn2mamba.report.data import gather, gather_run, read_header
+from attn2mamba.report.document import make_document
 from attn2mamba.report.layers import layers
+from attn2mamba.report.page import render
 from attn2mamba.report.training import same_budget, training
 
 from .made_up import RECIPE, make_bench, make_evaluation, make_run
@@ -95,3 +100,54 @@ def test_layers(tmp_path):
     assert found["gate"]["at_rest"] == pytest.approx([1.0, 1.0], rel=1e-5)
     assert found["gate"]["reach"] == pytest.approx([0.01 * 32**0.5] * 2, rel=1e-5)
     assert layers(gather_run(make_run(tmp_path / "part", finished=False), "part"))["decay"] is None
+
+
+@pytest.mark.parametrize("comment", ["# it's mine", "# attn2mamba distill --teacher 'a"])
+def test_a_comment_is_no_command(comment):
+    assert read_header(comment + "\nseed: 0\n") == {}
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "bench.json", "figures.json"])
+def test_nesting_without_end_is_no_json(tmp_path, name):
+    path = make_run(tmp_path / "run", make_evaluation(), make_bench())
+    (path / name).write_text("[" * 100_000)
+    assert any(name in problem for problem in gather_run(path, "run").problems)
+
+
+def places(value, path=()):
+    """Paths to everything inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def damaged(content, draw):
+    """A copy with one value lost or replaced, and where."""
+    content = copy.deepcopy(content)
+    path = draw.choice(list(places(content)))
+    holder = functools.reduce(lambda x, key: x[key], path[:-1], content)
+    value = draw.choice(["lost", None, "x", [], {}])
+    if value == "lost" and isinstance(holder, dict):
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return content, path, value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_damage_ends_in_a_traceback(tmp_path, seed):
+    """What is damaged is left out and told of, or was not needed."""
+    draw = random.Random(seed)
+    evaluation, bench = make_evaluation(), make_bench()
+    if seed % 2:
+        evaluation, *where = damaged(evaluation, draw)
+    else:
+        bench, *where = damaged(bench, draw)
+    path = make_run(tmp_path / "run", evaluation, bench)
+    try:
+        document = make_document([path])
+        if seed % 10 < 2:
+            render(document)
+    except Exception as error:
+        raise AssertionError(f"{where}: {gather_run(path, 'run').problems}") from error

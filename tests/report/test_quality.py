@@ -47,13 +47,36 @@ def test_accuracy_is_a_mean_of_tasks_with_its_paired_difference(tmp_path):
     assert not kept.measured and difference is None and kept.command.endswith("none --tasks paper")
 
 
+def test_one_task_has_one_p(tmp_path):
+    """That of its own test, which the table shows."""
+    evaluation = make_evaluation(lost=0.1)
+    del evaluation["measures"]["piqa"]
+    evaluation["measures"]["lambada"]["differences"]["student"]["accuracy"]["p"] = 0.227
+    kept, difference = task_accuracy(*run_with(tmp_path / "run", evaluation))
+    assert difference["p"] == 0.227 and kept.of == "items of lambada"
+
+
+def test_a_perplexity_says_how_much_text_it_is_of(tmp_path):
+    evaluation = make_evaluation()
+    row = {"documents": 2, "windows": 8, "context": 1024, "tokens": 6950, "bytes": 1, "beyond_training": False}
+    evaluation["measures"]["wikitext2"]["cells"] = {"teacher": [row], "student": [row]}
+    found = perplexity_ratio(*run_with(tmp_path / "run", evaluation))
+    assert (found.n, found.of) == (8, "windows of 1,024 tokens from 2 texts")
+    assert found.stderr == pytest.approx(0.1 / 20.0)
+
+
 def test_recall_is_judged_where_the_teacher_succeeds(tmp_path):
     run, _ = run_with(tmp_path / "run", make_evaluation(recall=0.25, lengths=(1024, 4096)))
     kept = kept_recall(run)
     needles = 0.9, 0.9 * 0.25  # over guessing, at 1k alone: at 4k the teacher guesses; each measure counts alike
     copied = 1 - 1 / 32, 0.25 - 1 / 32
     assert kept.value == pytest.approx((needles[1] + copied[1]) / (needles[0] + copied[0]))
-    assert kept.n == 60 + 384 and kept.note == "in 6 of 9 cells, where the teacher succeeds" and kept.stderr > 0
+    assert kept.n == 60 + 3 * 4 and kept.of == "contexts or strings of needle, copying"
+    assert kept.note == "at 4 of 5 lengths and distances, where the teacher succeeds"
+    whole = needles[0] + copied[0]
+    weights = (1.0, 1 / 3, 1 / 3, 1 / 3)
+    errors = [w * x for w in weights for x in (0.03, 0.03 * kept.value)]
+    assert kept.stderr == pytest.approx(sum(e * e for e in errors) ** 0.5 / whole)
 
 
 def test_recall_that_the_teacher_lacks_is_not_judged(tmp_path):

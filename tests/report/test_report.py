@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attn2mamba.errors import UserError
-from attn2mamba.report import write_report
+from attn2mamba.report import page, write_report
 
 from .made_up import make_bench, make_evaluation, make_run
 
@@ -74,7 +74,7 @@ def test_cells_say_where_they_come_from(complete):
 class Elements(HTMLParser):
     """Tags that were opened and not closed, ids, and everything that could be fetched."""
 
-    VOID = ("meta", "br", "link", "img")
+    VOID = ("meta", "br", "wbr", "link", "img")
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -146,8 +146,60 @@ def test_numbers_of_page_and_document_agree(complete):
 
 def test_the_same_files_give_the_same_page(tmp_path):
     run = make_run(tmp_path / "run")
-    pages = [write_report([run], tmp_path / name).read_text() for name in ("a", "b")]
+    pages = [write_report([run]).read_text() for _ in range(2)]
     assert pages[0] == pages[1]
+
+
+def test_the_commands_are_those_of_all_figures_that_are_known(complete):
+    page, document = complete
+    end = page[page.index("Every number above") :]
+    shown = set(re.findall("<code>(.*?)</code>", end))
+    needed = {n["command"] for n in numbers(document) if n["measured"]}
+    assert all(part in shown for command in needed for part in command.split("; "))
+    assert document["command"] in shown and document["runs"][0]["commands"]["bench"] not in shown
+
+
+def test_commands_that_one_figure_joins_stand_by_themselves():
+    figure = {"measured": True, "command": "a; b"}
+    run = {"commands": {"distill": "d"}, "x": [figure, {"command": "a"}, {"command": "b"}]}
+    run["y"] = {"measured": False, "command": "c"}
+    assert page.commands_of({"command": "r", "runs": [run]}) == ["d", "a", "b", "r"]
+    run["x"].pop()
+    assert page.commands_of({"command": "r", "runs": [run]}) == ["d", "a; b", "a", "r"]
+
+
+def test_the_command_is_what_was_asked(tmp_path):
+    run = make_run(tmp_path / "run")
+    _, document = read(write_report([run], tmp_path / "my report"))
+    assert document["command"] == f"attn2mamba report {run} --output '{tmp_path}/my report'"
+    assert document["runs"][0]["layers"]["gate"]["command"] == f"attn2mamba report {run}"
+
+
+def test_names_break_at_their_joints_alone(complete):
+    page_text, _ = complete
+    assert "greedy_<wbr>loop" in page_text and "likelihood@<wbr>1024" in page_text
+    assert str(page.breakable("<a_b>")) == "&lt;a_<wbr>b&gt;"
+    style = re.search("<style>(.*?)</style>", page_text, re.S)[1]
+    assert not re.search(r"th:first-child \{[^}]*overflow-wrap: anywhere", style)
+
+
+def test_hedgehog_is_explained_where_models_stand(tmp_path):
+    evaluation = make_evaluation()
+    evaluation["models"]["hedgehog"] = evaluation["models"]["student"]
+    figures = evaluation["measures"]["wikitext2"]["figures"]
+    figures["hedgehog"] = figures["student"]
+    text, _ = read(write_report([make_run(tmp_path / "run", evaluation)]))
+    assert "hedgehog<small>the model after stage 1 (linear attention)</small>" in text
+    assert "hedgehog is the model after stage 1 (linear attention), student the finished one." in text
+
+
+def test_held_out_losses_say_their_real_n(tmp_path):
+    run = make_run(tmp_path / "run")
+    text, _ = read(write_report([run]))
+    assert "n = 60 held-out tokens" in text and "n = 64 held-out tokens" in text  # 4 blocks of 16; 1 of each unscored
+    (run / "figures.json").unlink()
+    text, _ = read(write_report([run]))
+    assert "n = 64 held-out tokens at most" in text
 
 
 def test_mistakes(tmp_path):

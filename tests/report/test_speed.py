@@ -1,8 +1,11 @@
 """Speed in the report: every figure says the n that it comes from."""
 
+import pytest
+
+from attn2mamba.report import write_report
 from attn2mamba.report.data import gather_run
 from attn2mamba.report.document import plain, run_document
-from attn2mamba.report.speed_tables import precisions, speeds
+from attn2mamba.report.speed_tables import disturbed, gains, precisions, speeds
 
 from .made_up import bench_side, make_bench, make_run
 
@@ -41,14 +44,37 @@ def test_n_of_a_measured_speed_up_is_its_repeats(tmp_path):
 
 
 def test_a_speed_up_below_one_is_slower(tmp_path):
-    for ratio, words in ((0.5, "2.00 ± 0.02 x slower"), (2.0, "2.00 ± 0.02 x")):
+    for ratio, words in ((0.5, "2.000 ± 0.020 x slower"), (2.0, "2.000 ± 0.020 x")):
         table = precisions(scored(tmp_path / str(ratio), with_32k(ratio)))
         assert table.rows[0][-1].text == words
         assert table.rows[0][-2].note == "32,768 tokens, n = 4 repeats"
 
 
-def test_other_work_is_told(tmp_path):
+def test_other_work_is_told_once_at_the_head(tmp_path):
     bench = make_bench()
-    assert "Other work" not in speeds(scored(tmp_path / "quiet", bench), "fp32").text
+    assert disturbed([scored(tmp_path / "quiet", bench)]) == ""
     bench["precisions"]["fp32"]["cells"][0]["student"]["others_busy"] = 0.3
-    assert "up to 30% of the machine's CPUs" in speeds(scored(tmp_path / "busy", bench), "fp32").text
+    bench["options"]["repeats"] = 6
+    run = scored(tmp_path / "busy", bench)
+    told = disturbed([run])
+    assert told.startswith("Where n is below 6, ") and "up to 30% of the CPUs in 1 of 15 rows" in told
+    assert "Other work" not in speeds(run, "fp32").text
+    assert disturbed([run, {**run, "name": "other", "speed": None}]).startswith("run: ")
+    page = write_report([tmp_path / "busy"]).read_text()
+    chapter = page[page.index("<h2>Speed and memory</h2>") :]
+    assert page.count("Other work") == 1 and chapter.index("Other work") < chapter.index("<h3>")
+
+
+def test_context_and_tokens_timed_are_told_apart(tmp_path):
+    run = scored(tmp_path / "run", make_bench())
+    table = speeds(run, "fp32")
+    first, last = table.rows[0][0], table.rows[0][-1]
+    assert (first.text, first.note, last.text, last.note) == ("context 16", "batch 1", "5 repeats", "320 tokens timed")
+    assert "not one over the time per token" in table.text
+    assert gains(run, "fp32").rows[0][0].text == "context 16"
+
+
+@pytest.mark.parametrize("contexts", [(16,), (16, 512), (16, 512, 1024)])
+def test_few_contexts_are_drawn(contexts, tmp_path):
+    page = write_report([make_run(tmp_path / "run", None, make_bench(contexts, (1, 2)))]).read_text()
+    assert "time to first token" in page and page.count("<svg") > 8

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attn2mamba.report.numbers import MEASURED, Number, missing
+from attn2mamba.report.numbers import MEASURED, NOT_FINITE, Number, missing
 from attn2mamba.report.verdict import Grade, grade_accuracy, grade_perplexity, grade_quality, grade_recall, verdict
 
 
@@ -13,16 +13,17 @@ def number(value, unit="x", note=""):
 
 
 def difference(value, stderr=0.001, n=1000):
-    return {"value": value, "stderr": stderr, "n": n}
+    return {"value": value, "stderr": stderr, "n": n, "of": "items of piqa"}
 
 
-def card(ratio=None, recall=None, memory=None, speed=None, note=MEASURED):
+def card(ratio=None, recall=None, memory=None, speed=None, note=MEASURED, measured=None):
     return {
         "perplexity_ratio": number(ratio),
         "recall_kept": number(recall, "share"),
         "memory_at_32k": number(memory and 1e6, "bytes"),
         "memory_factor_at_32k": number(memory),
         "speed_up_at_32k": number(speed, note=note),
+        "speed_up_measured": number(measured, note="1,024 tokens"),
     }
 
 
@@ -67,16 +68,27 @@ def test_recall(kept, grade):
 def test_sentences():
     text = verdict("run", card(1.04, 0.31, 100.0, 1.5), difference(-0.004))
     assert text == (
-        "run keeps the quality (perplexity 1.04 x the teacher's, accuracy −0.4 ± 0.1 points) but loses the recall "
+        "run keeps the quality (perplexity 1.04 x the teacher's; accuracy −0.4 ± 0.1 points on piqa: kept) but loses "
+        "the recall "
         "(31.0 % of the teacher's); at 32,768 tokens its state takes 100 x less memory than a KV cache (reckoned); "
         "after 32,768 tokens it decodes 1.5 x as fast as its teacher."
     )
     text = verdict("run", card(2.0, 0.1, 0.5, 0.7), difference(-0.2))
     assert "loses the quality" in text and "and loses the recall" in text
-    assert "takes 2.0 x more memory" in text and "0.7 x as fast" in text
+    assert "takes 2.0 x more memory" in text and "1.4 x slower than its teacher" in text
+    text = verdict("run", card(1.6, measured=0.5), difference(-0.05, 0.03))
+    assert "loses the quality (perplexity 1.60 x the teacher's; accuracy −5.0 ± 3.0 points on piqa: open)" in text
+    assert "after 1,024 tokens it decodes 2.0 x slower than its teacher" in text and "speed at 32k" in text
     assert "but keeps part of the recall" in verdict("run", card(2.0, 0.6), difference(-0.2))
     assert "may keep the quality (these items cannot tell)" in verdict("run", card(1.0), difference(0.0, 0.1))
     assert "(reckoned)" in verdict("run", card(1.0, speed=2.0, note="reckoned"), None)
+
+
+def test_what_came_out_as_no_number_is_lost_and_not_unknown():
+    broken = {**card(), "perplexity_ratio": missing("x", "", NOT_FINITE)}
+    text = verdict("run", broken, None)
+    assert text.startswith("run loses the quality (its perplexity is not finite).")
+    assert "Not measured: task accuracy, recall" in text
 
 
 def test_what_was_not_measured_is_named_and_not_claimed():
