@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attn2mamba.benchmarking.text import disturbances
+from attn2mamba.evaluate.measure import with_error
 from attn2mamba.sizes import human_bytes
 
 BEGIN, END = "<!-- written by benchmarks/results.py -->", "<!-- end -->"
@@ -123,9 +124,8 @@ def human_p(p: float | None) -> str:
 def plus_minus(figure: Json) -> str:
     if figure["value"] is None:
         return "not finite"
-    places = 2 if abs(figure["value"]) >= 10 else 3
-    error = f" ± {figure['stderr']:.{places}f}" if figure["stderr"] is not None else ""
-    return f"{figure['value']:.{places}f}{error}"
+    value, error = figure["value"], figure["stderr"]
+    return f"{value:.{2 if abs(value) >= 10 else 3}f}" if error is None else with_error(value, error)
 
 
 def spread(x: Json, scale: float) -> str:

@@ -148,7 +148,7 @@ def test_a_cell_without_memory_is_named(run_bench, monkeypatch, capsys):
     report = run_bench(contexts=(24, 64, 96))
     rows = {cell["context"]: cell for cell in report["precisions"]["fp32"]["cells"]}
     assert "needs about" in rows[64]["teacher"]["skipped"] and "free" in rows[64]["teacher"]["skipped"]
-    assert rows[96]["teacher"]["skipped"].startswith("a shorter one was: it needs")
+    assert rows[96]["teacher"]["skipped"].startswith("a shorter context was skipped: it needs")
     assert not rows[64]["student"]["interleaved"] and rows[24]["teacher"]["interleaved"]
     print_bench(report, Console(width=150))
     assert "Skipped: teacher, batch 1, 64 tokens: it needs about" in capsys.readouterr().out

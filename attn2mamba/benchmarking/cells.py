@@ -14,6 +14,9 @@ NEAR_ZERO = 16
 """Tokens of the context that stands for none: always measured, for what weights and overhead alone cost."""
 
 
+SHORTER = "a shorter context was skipped: "
+
+
 @dataclass(frozen=True)
 class Options:
     """contexts and batches in rising order. repeats and new_tokens of each cell; max_seconds: for each model in a
@@ -108,7 +111,8 @@ class CellRunner:
     def _too_large(self, role: str, batch: int, context: int, earlier: list[Json]) -> Json | None:
         for result in earlier:
             if "skipped" in result.get(role, {}):
-                return {**result[role], "skipped": f"a shorter one was: {result[role]['skipped'].split('was: ')[-1]}"}
+                why = result[role]["skipped"].removeprefix(SHORTER)
+                return {**result[role], "skipped": SHORTER + why}
         element = PRECISIONS[self.precision].itemsize
         need = self.sides[role].step_bytes(context, batch, self.options.new_tokens, element)
         free = self.workers[role].call("free_bytes")

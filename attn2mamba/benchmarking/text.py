@@ -46,7 +46,7 @@ def _table(precision: str, batch: int, found: Json) -> Table:
     """Contexts from top to bottom, the models of one context under each other."""
     table = Table(title=f"{precision}, batch {batch}", title_justify="left")
     for name in ("context", "model", "first token, s", "ms per token", "p95", "tokens/s", "cache", "peak", "n"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+        table.add_column(name, justify="left" if name == "model" else "right", overflow="fold")
     for row in (r for r in found["cells"] if r["batch"] == batch):
         context = f"{row['context']:,}"
         for role in found["models"]:
@@ -70,6 +70,10 @@ def _figures(cell: Json) -> list[str]:
     ]
 
 
+FEW = 4
+"""Contexts; lines through fewer have slopes of so uncertain an error that they hardly ever meet clearly."""
+
+
 def disturbances(found: Json, repeats: int) -> list[str]:
     """What makes cells of one precision less sure: repeats that were not made, and other work on the machine."""
     measured = [row[role] for row in found["cells"] for role in found["models"] if "repeats" in row[role]]
@@ -79,8 +83,8 @@ def disturbances(found: Json, repeats: int) -> list[str]:
     busy = [cell["others_busy"] for cell in measured if (cell["others_busy"] or 0.0) >= BUSY]
     if busy:
         lines.append(
-            f"Other work took up to {max(busy):.0%} of the CPUs in {len(busy)} of {len(measured)} rows. Such times may "
-            "be too long, and not equally so; measure again on a quiet machine with --fresh."
+            f"Other work took up to {max(busy) * 100:.0f} % of the CPUs in {len(busy)} of {len(measured)} rows. Such "
+            "times may be too long, and not equally so; measure again on a quiet machine with --fresh."
         )
     return lines
 
@@ -106,7 +110,8 @@ def _sentences(scaling: Json, found: Json) -> list[str]:
     if scaling["drifted"]:
         lines.append("Latency falls with the context: this machine's speed drifted; measure again with --fresh.")
     if len(roles) < 2:
-        return lines
+        alone = ["Compared with nothing: --teacher NAME measures its teacher beside it."]
+        return lines + (alone if roles == ["student"] else [])
     lines.append(f"Decoding: {_decode_meets(scaling)}. Reading: {_prefill_meets(scaling['prefill_cross_over'])}.")
     faster = scaling["speed_up_at_32k"]
     if faster is not None:
@@ -129,7 +134,8 @@ def _sentences(scaling: Json, found: Json) -> list[str]:
 def _decode_meets(scaling: Json) -> str:
     met = scaling["decode_cross_over"]
     if met["tokens"] is None:
-        return "the lines do not clearly meet"
+        few = min((scaling[role] or {"points": 0})["points"] for role in ("teacher", "student")) < FEW
+        return "too few contexts to tell where the lines meet" if few else "the lines do not clearly meet"
     if met["tokens"] == 0:
         return "the student's line is below the teacher's at every context"
     error = "" if met["stderr"] is None else f" ± {met['stderr']:,.0f}"
@@ -156,7 +162,7 @@ def _precision_table(report: Json) -> Table:
     title = f"Perplexity on {quality['data']}, windows of {quality['context']:,} tokens"
     table = Table(title=title, title_justify="left")
     for column in ("precision", "model", "tokens", "perplexity", f"over {first}", "weights", "ms per token", "at"):
-        table.add_column(column, justify="left" if column in ("precision", "model") else "right")
+        table.add_column(column, justify="left" if column in ("precision", "model") else "right", overflow="fold")
     for precision, found in report["precisions"].items():
         for role, score in found["quality"]["models"].items():
             measured = [row for row in found["cells"] if "token_latency" in row[role]]

@@ -89,4 +89,4 @@ def _expand(task: str) -> dict[str, dict[str, Any]]:
     known, bare = [*SUITES, *ours], task.removeprefix("lm:")
     if bare == task and not harness_tasks.is_installed() and get_close_matches(task, known):
         raise harness_tasks.unknown(task, known)
-    return {task.removesuffix(bare) + name: {} for name in harness_tasks.expand(bare, known)}
+    return {task.removesuffix(bare) + name: {} for name in harness_tasks.expand(bare, known if bare == task else ())}

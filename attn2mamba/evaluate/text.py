@@ -26,6 +26,8 @@ def print_evaluation(report: Json, console: Console) -> None:
 
 def caption(report: Json) -> str:
     lines = [f"{role}: {model['name']}" for role, model in report["models"].items()]
+    if TEACHER not in report["models"]:
+        lines.append("compared with nothing: --teacher NAME measures that model on the same items")
     for role, model in report["models"].items():
         if model["other_tokenizer"]:
             lines.append(f"{role} has another tokenizer: not compared where items are made of tokens")

@@ -43,6 +43,7 @@ def run_document(run: RunData) -> Json:
     accuracy, difference = quality.task_accuracy(run, rows)
     card = {
         "perplexity_ratio": quality.perplexity_ratio(run, rows),
+        "held_out_ratio": quality.held_out_ratio(run),
         "accuracy_kept": accuracy,
         "recall_kept": quality.kept_recall(run),
         **headlines(run, speeds),

@@ -102,6 +102,9 @@ def _tiles(run: Json) -> Iterator[dict]:
 
 def _below(run: Json, key: str) -> str:
     card, difference = run["scorecard"], run["accuracy_difference"]
+    if key == "perplexity_ratio" and card["held_out_ratio"]["measured"]:
+        held_out = card["held_out_ratio"]
+        return "" if held_out["note"] == card[key]["note"] else f"{held_out['text']} on {held_out['note']}"
     if key == "accuracy_kept" and difference:
         return f"{difference['text']}, {human_p(difference['p'])}"
     if key == "memory_at_32k" and card[key]["measured"]:
