@@ -167,4 +167,8 @@ def _quality(
             scores[role] = {"skipped": str(error)}
         steps.advance()
     steps.stop()
-    return {"data": options.data, "context": QUALITY_CONTEXT, "models": {role: scores[role] for role in workers}}
+    return {
+        "data": options.data,
+        "context": next(iter(keys.values()))["context"],
+        "models": {role: scores[role] for role in workers},
+    }

@@ -237,10 +237,10 @@ def test_repeats_that_were_run_are_what_is_said(run_bench, capsys):
     lines = [line for line in out.splitlines() if "teacher" in line or "student" in line]
     counts = [line.rstrip(" │").rpartition("│")[2].strip() for line in lines if line.startswith("│")]
     assert counts == ["2", "2", "1", "2"] and "2 repeats" not in out
-    assert "Where n is below 2" in out and "Other work took up to 40% of the CPUs in 1 of 4 rows" in out
+    assert "Where n is below 2" in out and "Other work took up to 40 % of the CPUs in 1 of 4 rows" in out
     table = "\n".join(runpy.run_path(str(RESULTS))["speed"](report))
     assert "| fp32, n = 2 | 1 | 16 |" in table and "| fp32, n = 1 / 2 | 1 | 24 |" in table
-    assert "* fp32: Other work took up to 40%" in table
+    assert "* fp32: Other work took up to 40 %" in table
 
 
 def test_what_changes_speed_is_in_the_key(run_bench, monkeypatch):

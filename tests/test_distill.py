@@ -524,7 +524,9 @@ def test_a_full_disk(whole, again, small_disk, monkeypatch, place, left):
 
         original_model = Distillation._save_model
         monkeypatch.setattr(Distillation, "_save_model", save_model)
-    with pytest.raises(UserError, match=r"no space left while writing .*; free some and continue with --resume"):
+    with pytest.raises(
+        UserError, match=r"no space left while writing .*; free some and start again \(distill: --resume\)"
+    ):
         again(resume=False, output=run)
     monkeypatch.undo()
     assert not list(run.rglob(".partial-*"))

@@ -86,11 +86,11 @@ def score_text(
     found: Json = {"data": ", ".join(data), "context": context, "precision": loading.dtype, "models": {}}
     steps = Steps()
     for name in models:
-        steps.note(f"loading and scoring {name}")
         final = Path(name) / "final"
         subject = load_subject("", str(final) if final.is_dir() else name, loading)
         check_context(subject.model, context, 1)
         texts = (text for source in data for text in load_texts(source))
+        steps.note(f"scoring {name}")
         result = text_perplexity(subject.model, subject.tokenizer, texts, context, max_tokens)
         reason = hardly_better(result.per_token, subject.model.config.vocab_size)
         if reason and name == models[0] and len(models) > 1:

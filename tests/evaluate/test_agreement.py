@@ -116,8 +116,10 @@ def test_needs_a_teacher_with_the_same_tokens(subjects, bos_tokenizer, tmp_path)
         run(subjects, ["student"], tmp_path)
     student = subjects["student"]
     strange = Subject("student", "s", student.model, bos_tokenizer, "fp32", "strange")
-    with pytest.raises(UserError, match="the teacher's tokenizer"):
-        run({**subjects, "student": strange}, ["teacher", "student"], tmp_path)
+    report = run(
+        {**subjects, "student": strange}, ["teacher", "student"], tmp_path
+    )  # left out, with what else there is
+    assert report["figures"]["student"] == {}
 
 
 def test_a_teacher_at_odds_with_itself(subjects):

@@ -57,7 +57,7 @@ def test_other_work_is_told_once_at_the_head(tmp_path):
     bench["options"]["repeats"] = 6
     run = scored(tmp_path / "busy", bench)
     told = disturbed([run])
-    assert told.startswith("Where n is below 6, ") and "up to 30% of the CPUs in 1 of 15 rows" in told
+    assert told.startswith("Where n is below 6, ") and "up to 30 % of the CPUs in 1 of 15 rows" in told
     assert "Other work" not in speeds(run, "fp32").text
     assert disturbed([run, {**run, "name": "other", "speed": None}]).startswith("run: ")
     page = write_report([tmp_path / "busy"]).read_text()
