@@ -74,7 +74,8 @@ def human(value: float, unit: str, stderr: float | None = None) -> str:
     if unit == "flops":
         return human_flops(value)
     if unit == "tokens":
-        return f"{round(value):,} tokens"
+        error = "" if stderr is None else f" ± {round(stderr):,}"
+        return f"{round(value):,}{error} tokens"
     times = 2 if value < 10 else 0
     digits = {"x": times, "speed-up": times, "perplexity": 2, "nats": 4}.get(unit)
 

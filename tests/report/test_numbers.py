@@ -15,6 +15,7 @@ from attn2mamba.report.numbers import human, human_p
         (0.0123, "points", None, "+1.2 points"),
         (12.3 * 2**20, "bytes", None, "12.3 MiB"),
         (4096.2, "tokens", None, "4,096 tokens"),
+        (3433.2, "tokens", 633.4, "3,433 ± 633 tokens"),
         (0.0506, "seconds", None, "50.6 ms"),
         (5400, "seconds", None, "1.5 h"),
         (7.6e13, "flops", None, "76.0 TFLOP"),
